@@ -13,14 +13,9 @@ from hypothesis import given, strategies as st
 
 from ehrsequencing.api.paper import accuracy_table
 from ehrsequencing.config import EvaluationConfig
-from ehrsequencing.core import disclosure
-from ehrsequencing.core.disclosure import (
-    INDIVIDUAL,
-    enough_people,
-    redact,
-    shareable_count,
-    shareable_rate,
-)
+from ehrsequencing.core import disclosure, redaction
+from ehrsequencing.core.disclosure import enough_people, shareable_count, shareable_rate
+from ehrsequencing.core.redaction import INDIVIDUAL, redact
 from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.results import add_result, read_result, write_result
@@ -206,7 +201,7 @@ def shared_files(exact: dict[str, Any], run: Run) -> dict[str, str]:
 
 def always(rate: float, people: int) -> float:
     """A rate from rounded counts, also of few people."""
-    return disclosure._nearest(round(rate * people, 6)) / max(disclosure._nearest(people), 1)
+    return disclosure.nearest(round(rate * people, 6)) / max(disclosure.nearest(people), 1)
 
 
 def integers(told: Any, key: str = "") -> Iterator[tuple[str, int]]:
@@ -240,7 +235,7 @@ def test_no_shareable_file_depends_on_an_exact_count(
     people = [(key, n) for key, n in integers(told) if key not in NO_PEOPLE]
     assert len(people) > 30
     assert [(key, n) for key, n in people if shareable_count(n) != n] == []
-    monkeypatch.setattr(disclosure, "shareable_rate", always)
+    monkeypatch.setattr(redaction, "shareable_rate", always)
     run = Run(sim_run)
     least, largest = (shared_files(counted(moved(exact, end)), run) for end in (0, -1))
     for name, text in least.items():
@@ -253,7 +248,7 @@ def test_the_reader_finds_what_is_left_open(
 ) -> None:
     exact = everything(700, 0, WIDE)
     least, largest = moved(exact, 0), moved(exact, -1)
-    monkeypatch.setattr(disclosure, "shareable_count", rule)
+    monkeypatch.setattr(redaction, "shareable_count", rule)
     assert worked_out(set(counts(exact, redact(exact))), rule)
     one, other = (shared_files(found, Run(sim_run)) for found in (least, largest))
     assert {name for name in one if one[name] != other[name]} >= {"metrics.json", *PAGES, "README.md"}
@@ -263,8 +258,8 @@ def test_the_reader_finds_what_is_left_open(
 def test_the_reader_finds_one_place_that_is_left_as_it_is(
     sim_run: Path, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disclosure, place, UNROUNDED[place])
-    monkeypatch.setattr(disclosure, "shareable_rate", always)
+    monkeypatch.setattr(redaction, place, UNROUNDED[place])
+    monkeypatch.setattr(redaction, "shareable_rate", always)
     exact = everything(700, 0, WIDE)
     least, largest = (json.dumps(redact(counted(moved(exact, end)))) for end in (0, -1))
     assert least != largest

@@ -5,9 +5,9 @@ import shutil
 from fnmatch import fnmatch
 from pathlib import Path
 
-from ehrsequencing.core.disclosure import redact
 from ehrsequencing.core.files import read_json
 from ehrsequencing.core.outputs import MANIFEST
+from ehrsequencing.core.redaction import redact
 from ehrsequencing.prediction.reference import REFERENCE, write_reference
 from ehrsequencing.reporting.report import render
 from helpers.command_line import ehrseq

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ehrsequencing.core.disclosure import redact, redact_audit, redact_rows
 from ehrsequencing.core.files import Page, Shareable, write_shareable
+from ehrsequencing.core.redaction import redact, redact_audit, redact_rows
 from helpers.metrics_json import complete
 
 

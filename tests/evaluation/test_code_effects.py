@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ehrsequencing.config import EvaluationConfig
-from ehrsequencing.core.disclosure import redact
+from ehrsequencing.core.redaction import redact
 from ehrsequencing.evaluation.examples import CHANGED, GONE, RARE, code_effects
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.explain import Question, deletion, subject_records

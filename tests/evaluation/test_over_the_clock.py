@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ehrsequencing.core.disclosure import redact
+from ehrsequencing.core.redaction import redact
 from ehrsequencing.evaluation.subgroups import VISITS, groups_of_rows
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting import panels, tables

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from ehrsequencing.core.disclosure import redact, rounded
+from ehrsequencing.core.disclosure import rounded
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import sha256
 from ehrsequencing.core.outputs import EXTERNAL, save_manifest
+from ehrsequencing.core.redaction import redact
 from ehrsequencing.evaluation.pooling import pool, random_effects, read_sites
 from helpers.command_line import ehrseq
 from helpers.metrics_json import complete

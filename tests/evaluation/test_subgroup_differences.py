@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ehrsequencing.core.disclosure import redact_rows
+from ehrsequencing.core.redaction import redact_rows
 from ehrsequencing.evaluation.comparison import Comparison, draw_subjects
 from ehrsequencing.evaluation.subgroups import subgroup_rows
 from reference.r_oracles import risk_rows

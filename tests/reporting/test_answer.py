@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ehrsequencing.core.disclosure import redact
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.redaction import redact
 from ehrsequencing.evaluation.comparison import Comparison, draw_subjects
 from ehrsequencing.evaluation.context import QUESTIONS, read_tripod
 from ehrsequencing.evaluation.curves import incidence_rows, risk_groups

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from ehrsequencing.core.disclosure import enough_people, redact, shareable_count
+from ehrsequencing.core.disclosure import enough_people, shareable_count
+from ehrsequencing.core.redaction import redact
 from ehrsequencing.evaluation.context import QUESTIONS
 from ehrsequencing.reporting import panels, tables
 from ehrsequencing.reporting.pages import outcome_lines, render_outcomes

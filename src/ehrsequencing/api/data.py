@@ -53,8 +53,11 @@ def as_table(frame: Any) -> pa.Table:
         return pa.Table.from_pandas(frame, preserve_index=False)
     if hasattr(frame, "__arrow_c_stream__"):
         return pa.table(frame)
-    fix = "give a path, or a frame of pandas, polars or Arrow"
-    raise EhrseqError(f"{type(frame).__name__} is no frame", where="data", fix=fix)
+    raise EhrseqError(
+        f"{type(frame).__name__} is no frame",
+        where="data",
+        fix="give a path, or a frame of pandas, polars or Arrow",
+    )
 
 
 def times(moments_us: Any) -> pa.Array:
@@ -78,9 +81,12 @@ def meds_folder(data: Any) -> Iterator[Path]:
     table = as_table(data)
     missing = [name for name in MEDS_COLUMNS[:3] if name not in table.column_names]
     if missing:
-        what = f"the frame has no column {missing[0]!r}"
-        fix = f"give it the columns of MEDS: {', '.join(MEDS_COLUMNS)}; a flat table becomes records by eh.from_table"
-        raise EhrseqError(what, where="data", fix=fix)
+        raise EhrseqError(
+            f"the frame has no column {missing[0]!r}",
+            where="data",
+            fix=f"give it the columns of MEDS: {', '.join(MEDS_COLUMNS)}; "
+            "a flat table becomes records by eh.from_table",
+        )
     with private_folder() as place:
         folder = place / "frame"
         (folder / "data").mkdir(parents=True)
@@ -290,9 +296,8 @@ def prepare(
             noted = read_json(folder / MANIFEST).get("made_of")
             other = differing(content_of(source, settings, tasks), noted)
             if other and not overwrite:
-                what = f"is there already, made with other data or settings (what differs: {', '.join(other)})"
                 raise EhrseqError(
-                    what,
+                    f"is there already, made with other data or settings (what differs: {', '.join(other)})",
                     where=str(folder),
                     fix="name another folder with --out, or replace this one with --overwrite",
                 )

@@ -265,8 +265,11 @@ def score(
         ['mine']
     """
     if isinstance(predictions, Mapping):
-        fix = "write eh.metrics.brier(time, cause, risk, horizon=…) and its like for arrays"
-        raise EhrseqError("expected a file or a frame of risks", where="score", fix=fix)
+        raise EhrseqError(
+            "expected a file or a frame of risks",
+            where="score",
+            fix="write eh.metrics.brier(time, cause, risk, horizon=…) and its like for arrays",
+        )
     settings = study_of(study, sections, where="score" if prepared is None else "score --prepared")
     if not is_path(predictions) and out is None:
         raise EhrseqError(

@@ -18,9 +18,9 @@ from ehrsequencing.api.data import meds_folder, times
 from ehrsequencing.api.paper import PaperTable, accuracy_table, cohort_table
 from ehrsequencing.api.predictions import StepFunction, days_of, risk_column
 from ehrsequencing.config import format_days
-from ehrsequencing.core.disclosure import redact
 from ehrsequencing.core.elsewhere import Hinted, answering_methods
 from ehrsequencing.core.errors import EhrseqError, refuse_unknown
+from ehrsequencing.core.redaction import redact
 from ehrsequencing.evaluation.curves import OPERATING_COLUMNS
 from ehrsequencing.evaluation.external import read_external
 from ehrsequencing.evaluation.population import Population
@@ -309,8 +309,11 @@ class EvaluationResult(Hinted):
         place, title = self._place(None, cause, landmark)
         rows = _at_place(self.result["incidence"], **place)
         if not rows:
-            what = "there are no curves by risk group at this landmark"
-            raise EhrseqError(what, where=str(self.folder), fix="name another landmark")
+            raise EhrseqError(
+                "there are no curves by risk group at this landmark",
+                where=str(self.folder),
+                fix="name another landmark",
+            )
         return plots.incidence(rows[0], title=title, ax=ax)
 
     def _points(
@@ -355,9 +358,10 @@ class EvaluationResult(Hinted):
     @property
     def _own_run(self) -> Run:
         if self._run is None:
-            fix = "use your own file of predictions, with the cohort.parquet of ehrseq prepare"
             raise EhrseqError(
-                "the outcomes of scored predictions are not kept", where=str(self.folder), fix=fix
+                "the outcomes of scored predictions are not kept",
+                where=str(self.folder),
+                fix="use your own file of predictions, with the cohort.parquet of ehrseq prepare",
             )
         return self._run
 
@@ -375,8 +379,11 @@ class EvaluationResult(Hinted):
 def _known(what: str, given: str | float, known: Sequence[float]) -> float:
     days = days_of(given)[0]
     if not any(abs(days - one) < 1e-9 for one in known):
-        fix = f"use one of {', '.join(map(format_days, known))}"
-        raise EhrseqError(f"{format_days(days)} was not evaluated", where=what, fix=fix)
+        raise EhrseqError(
+            f"{format_days(days)} was not evaluated",
+            where=what,
+            fix=f"use one of {', '.join(map(format_days, known))}",
+        )
     return days
 
 

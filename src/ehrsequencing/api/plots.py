@@ -7,8 +7,8 @@ import numpy as np
 
 from ehrsequencing.config import DAYS_PER_YEAR, format_days
 from ehrsequencing.core.arrays import Floats, Ints
-from ehrsequencing.core.disclosure import NO_HISTOGRAM
 from ehrsequencing.core.errors import EhrseqError, install
+from ehrsequencing.core.redaction import NO_HISTOGRAM
 from ehrsequencing.prediction.prediction_file import Risks
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.reporting.figures import group_names

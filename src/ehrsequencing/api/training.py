@@ -257,10 +257,11 @@ def _prepared(data: Prepared | str | os.PathLike[str]) -> Prepared:
     if isinstance(data, Prepared):
         return data
     if (Path(data) / "data").is_dir():
-        fix = (
-            "write eh.fit(eh.prepare(data, task='task.yaml', out='prepared'), out=…), or use eh.run"
+        raise EhrseqError(
+            "holds records that are not prepared",
+            where=str(data),
+            fix="write eh.fit(eh.prepare(data, task='task.yaml', out='prepared'), out=…), or use eh.run",
         )
-        raise EhrseqError("holds records that are not prepared", where=str(data), fix=fix)
     return Prepared(Path(data))
 
 
@@ -271,8 +272,11 @@ def _make_room(prepared: Prepared, out: Path, kind: Kind, *, resume: bool) -> No
         EhrseqError: The output is of another kind, has been changed or overlaps the prepared set.
     """
     if resume:
-        what = "--resume goes on with what --overwrite removes"
-        raise EhrseqError(what, where=str(out), fix="leave out one of them")
+        raise EhrseqError(
+            "--resume goes on with what --overwrite removes",
+            where=str(out),
+            fix="leave out one of them",
+        )
     refuse_overlap(out, prepared.folder)
     remove_unfinished(out, UNFINISHED_RUN if kind is RUN else UNFINISHED_PRETRAINING)
     remove_existing(out, kind)
@@ -288,8 +292,11 @@ def _may_resume(study: StudyConfig, out: Path, loss: LossFunction | None) -> boo
     is_own = visit_encoder.is_own(name) or loss is not None
     if is_own and out.is_dir() and any(out.iterdir()):
         part = f"visit_encoder={name}" if loss is None else "the loss"
-        what = f"is not empty, and the code of {part} may have changed since"
-        raise EhrseqError(what, where=str(out), fix="name another folder, or say resume=True")
+        raise EhrseqError(
+            f"is not empty, and the code of {part} may have changed since",
+            where=str(out),
+            fix="name another folder, or say resume=True",
+        )
     return not is_own
 
 
@@ -385,8 +392,11 @@ def save_run(
         needed["edges_days"] = (*config.edges_days, last)
     wrong = {name: value for name, value in needed.items() if getattr(config, name) != value}
     if wrong:
-        fix = f"build it with ModelConfig({', '.join(f'{k}={v!r}' for k, v in wrong.items())}, …)"
-        raise EhrseqError("the model does not fit data and task", where="save_run", fix=fix)
+        raise EhrseqError(
+            "the model does not fit data and task",
+            where="save_run",
+            fix=f"build it with ModelConfig({', '.join(f'{k}={v!r}' for k, v in wrong.items())}, …)",
+        )
     study = prepared.study.model_copy(
         update={
             "task": asked,

@@ -19,9 +19,9 @@ from ehrsequencing.audit import (
 )
 from ehrsequencing.audit.data import AuditData, Check, Finding
 from ehrsequencing.audit.suspicion import importance, sentence
-from ehrsequencing.core.disclosure import redact_audit
 from ehrsequencing.core.files import digest, write_shareable
 from ehrsequencing.core.made_of import made_of
+from ehrsequencing.core.redaction import redact_audit
 from ehrsequencing.core.version import __version__
 from ehrsequencing.prediction.run import AUDIT, Run, add_to_run, require_room
 

@@ -160,8 +160,9 @@ def judge(leaks: int, *, of: int, what: str, clean: str, tested: dict[str, int])
         return Finding("not_tested", "there was nothing to look at", tested)
     if leaks:
         measured = float(shareable_count(leaks) or 0) if leaks >= SMALLEST_COUNT else None
-        reason = f"{count_text(leaks)} of {count_text(of)} {what}"
-        return Finding("leak", reason, tested, measured, 0.0)
+        return Finding(
+            "leak", f"{count_text(leaks)} of {count_text(of)} {what}", tested, measured, 0.0
+        )
     return Finding("passed", clean, tested, 0.0, 0.0)
 
 
@@ -327,8 +328,13 @@ def splits(data: AuditData) -> Finding:
     repeated = len(timelines) - len(np.unique(timelines.subject_id))
     tested = {"subjects": len(timelines) - repeated}
     if repeated:
-        what = "subjects are in more than one split, or twice in one"
-        return judge(repeated, of=len(timelines), what=what, clean="", tested=tested)
+        return judge(
+            repeated,
+            of=len(timelines),
+            what="subjects are in more than one split, or twice in one",
+            clean="",
+            tested=tested,
+        )
     split = np.repeat(np.arange(len(SPLITS)), [len(part.timelines) for part in parts])
     is_asked = np.concatenate([np.diff(part.rows.row_offsets) > 0 for part in parts])
     is_copy = np.zeros(len(timelines), dtype=np.bool_)

@@ -44,8 +44,11 @@ def fitted_again(data: AuditData) -> Finding:
     same = [name for name, is_same in compared.items() if is_same]
     tested = {"tokens": len(data.vocabulary), "training rows": len(data.records["train"])}
     if others:
-        why = f"not what the training subjects (the recalibration: the tuning subjects) give: {', '.join(others)}"
-        return Finding("leak", why, tested)
+        return Finding(
+            "leak",
+            f"not what the training subjects (the recalibration: the tuning subjects) give: {', '.join(others)}",
+            tested,
+        )
     return Finding("passed", f"the right subjects give the same {', '.join(same)}", tested)
 
 
@@ -215,10 +218,11 @@ def unseen_subjects(data: AuditData, init: Mapping[str, Any]) -> Finding:
         tested=tested,
     )
     if finding.verdict == "leak" and not same_data:
-        reason = (
-            f"{finding.reason}, by their ids; but in other data, so that they may be other people"
+        return replace(
+            finding,
+            verdict="warning",
+            reason=f"{finding.reason}, by their ids; but in other data, so that they may be other people",
         )
-        return replace(finding, verdict="warning", reason=reason)
     return finding
 
 
@@ -251,8 +255,11 @@ def excluded_codes(data: AuditData, init: Mapping[str, Any]) -> Finding:
         return Finding("passed", "nothing of the outcome was a target", tested)
     # a leak is an exclusion that missed the outcome; a pretraining without a task says that it excluded nothing
     is_leak = recorded is not None and next(iter(groups)) in whose
-    reason = f"{' and '.join(whose)} were targets of the pretraining: part of its benefit is supervised learning"
-    return Finding("leak" if is_leak else "warning", reason, tested)
+    return Finding(
+        "leak" if is_leak else "warning",
+        f"{' and '.join(whose)} were targets of the pretraining: part of its benefit is supervised learning",
+        tested,
+    )
 
 
 CHECK = Check(

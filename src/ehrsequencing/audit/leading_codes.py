@@ -219,8 +219,7 @@ def _rows_before(records: TaskRecords, first: Ints, days: Floats, window_days: f
     start_us = end_us - round(window_days * DAY_US)
     until, visit = count_at_or_before(timelines.owner, timelines.end_us, subject, end_us)
     since, _ = count_at_or_before(timelines.owner, timelines.end_us, subject, start_us)
-    rows: Ints = timelines.visit_offsets[visit + until] - timelines.visit_offsets[visit + since]
-    return rows
+    return timelines.visit_offsets[visit + until] - timelines.visit_offsets[visit + since]
 
 
 CHECK = Check(

@@ -90,15 +90,23 @@ def judge_movement(
     worst = float(moved.max(initial=0.0))
     measured = worst if np.isfinite(worst) else None
     if worst > MOVED:
-        reason = f"{np.mean(moved > MOVED):.0%} of the predictions {leak}"
-        return Finding("leak", reason, tested, measured, MOVED)
+        return Finding(
+            "leak",
+            f"{np.mean(moved > MOVED):.0%} of the predictions {leak}",
+            tested,
+            measured,
+            MOVED,
+        )
     cut = cut_rows(data)
     reaction = movement(answers(data, data.asked)[cut], _with_noise(data, cut, past=True))
     if reaction.max(initial=0.0) < MOVES:
-        vacuous = (
-            "the model gives the same prediction whatever the past, so that nothing could change it"
+        return Finding(
+            "not_tested",
+            "the model gives the same prediction whatever the past, so that nothing could change it",
+            tested,
+            measured,
+            MOVED,
         )
-        return Finding("not_tested", vacuous, tested, measured, MOVED)
     return Finding("passed", clean, tested, measured, MOVED)
 
 

@@ -58,8 +58,13 @@ def whole_record_values(data: AuditData) -> Finding:
     if share < 0:
         return Finding("not_tested", "too few records have several numbers", tested)
     if share <= CENTRED_SHARE:
-        clean = "no record's numbers are scaled with that record"
-        return Finding("passed", clean, tested, round(share, 2), CENTRED_SHARE)
+        return Finding(
+            "passed",
+            "no record's numbers are scaled with that record",
+            tested,
+            round(share, 2),
+            CENTRED_SHARE,
+        )
     return Finding(
         "leak",
         f"in {share:.0%} of the records the numbers have mean 0: they were standardised with the whole record, "
@@ -115,13 +120,30 @@ def telling_token(data: AuditData) -> Finding:
                 best, said = float(auc[top]), words
     measured, named = round(best, 2), tuple(sorted(suspects))
     if best > TELLING_AUC:
-        reason = f"suspected: {said}; read how it came to be recorded"
-        return Finding("leak", reason, tested, measured, TELLING_AUC, named)
+        return Finding(
+            "leak",
+            f"suspected: {said}; read how it came to be recorded",
+            tested,
+            measured,
+            TELLING_AUC,
+            named,
+        )
     if warned:
-        reason = f"{warned}; read how it came to be recorded, and whether for everybody alike"
-        return Finding("warning", reason, tested, measured, AHEAD_AUC, named)
-    clean = f"no input alone predicts the outcome too well; the best, {said}"
-    return Finding("passed", clean, tested, measured, TELLING_AUC)
+        return Finding(
+            "warning",
+            f"{warned}; read how it came to be recorded, and whether for everybody alike",
+            tested,
+            measured,
+            AHEAD_AUC,
+            named,
+        )
+    return Finding(
+        "passed",
+        f"no input alone predicts the outcome too well; the best, {said}",
+        tested,
+        measured,
+        TELLING_AUC,
+    )
 
 
 def ahead_of_others(auc: Floats, *, cases: int) -> list[int]:
@@ -169,11 +191,13 @@ def static_codes(data: AuditData) -> Finding:
         other = ~event & ((cause > 0) | (days >= np.median(days[event] if event.any() else np.inf)))
         said = f"the codes without a time together predict {name}"
         questions.append((said, data.known.frequent("static"), event, other, HIGH_STATIC_AUC))
-    advice = (
-        "a code without a time may have been filled in after the event: find out when it was recorded, and if it was, "
-        "name it in visits.ignore"
+    return _together(
+        data,
+        questions,
+        advice="a code without a time may have been filled in after the event: find out when it was recorded, and if "
+        "it was, name it in visits.ignore",
+        sure=SURE_STATIC_AUC,
     )
-    return _together(data, questions, advice=advice, sure=SURE_STATIC_AUC)
 
 
 def leaving(data: AuditData) -> Finding:
@@ -197,8 +221,11 @@ def leaving(data: AuditData) -> Finding:
         (f"codes without a time predict {said}", known.frequent("static"), *people, LEAVING_AUC[0]),
         (f"what is known early predicts {said}", known.frequent(*KINDS), *people, LEAVING_AUC[1]),
     ]
-    advice = "a date of last contact does so, an attribute of a person seldom: find out when it was recorded"
-    return _together(data, questions, advice=advice)
+    return _together(
+        data,
+        questions,
+        advice="a date of last contact does so, an attribute of a person seldom: find out when it was recorded",
+    )
 
 
 def _together(
@@ -239,8 +266,7 @@ def _together(
         found.append((auc, limit, said, columns[weight > 0.3 * weight.max()]))
     tested = {"subjects": len(first), "outcomes": len(found)}
     if not found:
-        why = f"no input is frequent, or {FEW_EVENTS}"
-        return Finding("not_tested", why, tested)
+        return Finding("not_tested", f"no input is frequent, or {FEW_EVENTS}", tested)
     auc, limit, said, named = max(found, key=lambda one: one[0] - one[1])
     said, measured, limit = f"{said} with an AUC of {auc:.2f}", round(auc, 2), round(limit, 2)
     if auc <= limit:
@@ -272,8 +298,13 @@ def immortal_time(data: AuditData) -> Finding:
     )
     measured, named = round(float(kappa.max()), 2), static[kappa > SAME_PEOPLE].tolist()
     if not named:
-        clean = "no code without a time stands for one that is stamped later"
-        return Finding("passed", clean, tested, measured, SAME_PEOPLE)
+        return Finding(
+            "passed",
+            "no code without a time stands for one that is stamped later",
+            tested,
+            measured,
+            SAME_PEOPLE,
+        )
     reason = (
         f"those with {known.shown(data, named[:MOST_NAMED])} are those with a code that many have only after the first "
         "prediction time: whoever has it must have lived until then; give it its time, or name it in visits.ignore"

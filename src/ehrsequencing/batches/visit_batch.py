@@ -189,8 +189,7 @@ class VisitBatch(Hinted):
             return self
         if "_host" not in self.__dict__:  # made on its device; one wait
             object.__setattr__(self, "_host", self.to("cpu"))
-        host: VisitBatch = self.__dict__["_host"]
-        return host
+        return self.__dict__["_host"]
 
     # ---- the padded edge ---------------------------------------------------------------------------------------
 

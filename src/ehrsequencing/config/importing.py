@@ -39,8 +39,7 @@ _Sections: Any = create_model(
 def load_import(overrides: Iterable[str] = ()) -> ImportConfig:
     """Settings of an import from `import.key=value` overrides."""
     sections = validated(_Sections, read_settings(None, overrides), where="settings")
-    config: ImportConfig = getattr(sections, "import")
-    return config
+    return getattr(sections, "import")
 
 
 class Elapsed(Settings):
@@ -226,5 +225,4 @@ def load_table_map(path: Path | None) -> TableMap:
             "a flat table needs a map",
             fix=f"write what the columns mean into a file, and name it with --map map.yaml; see {_SHOWN}",
         )
-    data: dict[str, Any] = read_yaml(path, see=_SHOWN)
-    return validated(TableMap, data, where=str(path))
+    return validated(TableMap, read_yaml(path, see=_SHOWN), where=str(path))

@@ -103,5 +103,6 @@ def refuse_unknown(kind: str, given: Iterable[str], known: Collection[str]) -> N
     """
     for name in given:
         if name not in known:
-            fix = f"use one of {', '.join(known)}"
-            raise EhrseqError(f"there is no {kind} {name!r}", where=kind, fix=fix)
+            raise EhrseqError(
+                f"there is no {kind} {name!r}", where=kind, fix=f"use one of {', '.join(known)}"
+            )

@@ -282,7 +282,7 @@ def _as_json(value: object) -> str:
 
 
 class Shareable(dict[str, Any]):
-    """Content that may leave the hospital: only `core.disclosure` makes it."""
+    """Content that may leave the hospital: only `core.redaction` makes it."""
 
     def drawn(self, draw: "Callable[[Shareable], str]") -> "Page":
         """The page that a function draws from it."""
@@ -326,8 +326,7 @@ def read_json(path: Path) -> Any:
 
 def read_json_lines(path: Path) -> list[Any]:
     """Read a file with one JSON value per line; errors as of `read_json`."""
-    values: list[Any] = _parsed(path, lambda data: [parse_json(line) for line in data.splitlines()])
-    return values
+    return _parsed(path, lambda data: [parse_json(line) for line in data.splitlines()])
 
 
 def _parsed(path: Path, parse: Callable[[bytes], Any]) -> Any:

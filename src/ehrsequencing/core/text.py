@@ -123,8 +123,7 @@ class _Strict(yaml.SafeLoader):
         if self.check_event(yaml.AliasEvent):
             line = self.peek_event().start_mark.line + 1  # type: ignore[no-untyped-call]
             raise BadText("has an alias (*), which may stand for any amount; write it out", line)
-        node: yaml.Node | None = super().compose_node(parent, index)
-        return node
+        return super().compose_node(parent, index)
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """A mapping with distinct keys, as written; of two equal keys PyYAML would silently take the last."""

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from ehrsequencing.config import EvaluationConfig
 from ehrsequencing.core.arrays import Floats, Ints, selected
-from ehrsequencing.core.disclosure import INDIVIDUAL
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import write_json
+from ehrsequencing.core.redaction import INDIVIDUAL
 from ehrsequencing.evaluation import population as follow_up, results
 from ehrsequencing.evaluation.comparison import (
     ORACLE,

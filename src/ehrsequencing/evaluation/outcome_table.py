@@ -12,8 +12,9 @@ import torch
 
 from ehrsequencing.config import EvaluationConfig
 from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints
-from ehrsequencing.core.disclosure import redact_rows, rounded
+from ehrsequencing.core.disclosure import rounded
 from ehrsequencing.core.files import Shareable
+from ehrsequencing.core.redaction import redact_rows
 from ehrsequencing.evaluation.population import drawn_subjects
 from ehrsequencing.evaluation.subgroups import groups_of_rows
 from ehrsequencing.metrics.bootstrap import bootstrap_subjects, interval_around
@@ -106,7 +107,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     ]
     rng = np.random.default_rng(0)
     drawn = [rng.poisson(row["events"], 2000) / row["events"] for row in rows]
-    shown: dict[str, Any] = rounded(
+    return rounded(
         {
             "outcomes": len(rows),
             "median_auc": float(np.median(aucs)) if aucs else None,
@@ -119,7 +120,6 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
             "oe_intervals_that_hold_1": float(np.mean(held)) if held else None,
         }
     )
-    return shown
 
 
 @dataclass(frozen=True)

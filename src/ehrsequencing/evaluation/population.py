@@ -120,8 +120,7 @@ class Population:
     @property
     def counts(self) -> Mapping[str, Any]:
         """Flow, prediction times and events of these subjects alone."""
-        own: Mapping[str, Any] = self.attrition["splits"][self.split]
-        return own
+        return self.attrition["splits"][self.split]
 
     def warnings(self) -> list[str]:
         """What a reader must know of the draw; nothing where everybody is evaluated."""
@@ -263,15 +262,15 @@ def unobserved_tenths(scope: Comparison, records: TaskRecords) -> list[str]:
     sides = {"ages": np.asarray(rows.age_years[at], dtype=np.float64)}
     if landmark is None:
         sides["prediction times"] = (rows.prediction_us[at] - rows.index_us[at]) / DAY_US
-    warnings = []
+    warnings: list[str] = []
     for name, values in sides.items():
-        for horizon in scope.horizons_days:
-            if _has_unobserved_tenth(scope, values, float(horizon)):
-                warnings.append(
-                    f"In at least one tenth of the {name} {scope.where} nobody is observed for "
-                    f"{format_days(float(horizon))}: no weight stands in for them, so that all numbers by then may be "
-                    "biased. If follow-up ends at a fixed age or date, name it, as in censoring: {age: 80y}."
-                )
+        warnings.extend(
+            f"In at least one tenth of the {name} {scope.where} nobody is observed for "
+            f"{format_days(float(horizon))}: no weight stands in for them, so that all numbers by then may be "
+            "biased. If follow-up ends at a fixed age or date, name it, as in censoring: {age: 80y}."
+            for horizon in scope.horizons_days
+            if _has_unobserved_tenth(scope, values, float(horizon))
+        )
     return warnings
 
 

@@ -1,7 +1,7 @@
 """The result of an evaluation: its rows as plain JSON, and its files.
 
 The exact result goes in. Of real people it is written to `metrics-individual.json`, which only its owner can read and
-no command needs, and `metrics.json` holds what may be told of it (`core.disclosure.redact`). A simulation has no
+no command needs, and `metrics.json` holds what may be told of it (`core.redaction.redact`). A simulation has no
 people: there `metrics.json` is the exact result, and there is no other file.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ehrsequencing.core.disclosure import INDIVIDUAL, TOO_FEW, redact
+from ehrsequencing.core.disclosure import TOO_FEW
 from ehrsequencing.core.files import (
     Shareable,
     read_json,
@@ -19,6 +19,7 @@ from ehrsequencing.core.files import (
     write_json,
     write_shareable,
 )
+from ehrsequencing.core.redaction import INDIVIDUAL, redact
 from ehrsequencing.prediction.run import METRICS, Run, add_to_run
 from ehrsequencing.predictors.stack import FOLDS
 from ehrsequencing.records.attrition import too_few

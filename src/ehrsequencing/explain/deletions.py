@@ -268,8 +268,9 @@ def change(question: Question, record: SubjectRecord, *, row: int = -1) -> Chang
     ]
     if len(names) < len(masks):
         count = len(rows_of) - len(names)
-        text = f"{count} other new codes together"
-        table.append(ChangeRow(text, None, None, float(parts[-1]), count))
+        table.append(
+            ChangeRow(f"{count} other new codes together", None, None, float(parts[-1]), count)
+        )
     table.sort(key=lambda one: -abs(one.change))
     passing = ChangeRow("time passing, without new codes", None, None, still - before, 0)
     return Change(before, now, (passing, *table), len(masks) <= EXACT_CODES)

@@ -75,16 +75,16 @@ def explain_subject(
     attention = _attention(question, record, row) if "code in visit" in kinds else {}
     rows = [_row(effect, record, attention) for effect in removed.effects]
     if CHANGE in kinds and row > 0:
-        for part in change(question, record, row=row).rows:
-            rows.append(
-                {
-                    "kind": CHANGE,
-                    "code": part.text,
-                    "visit": part.visit,
-                    "change_in_risk": part.change,
-                    "time": None if part.visit is None else int(record.visit_us[part.visit]),
-                }
-            )
+        rows.extend(
+            {
+                "kind": CHANGE,
+                "code": part.text,
+                "visit": part.visit,
+                "change_in_risk": part.change,
+                "time": None if part.visit is None else int(record.visit_us[part.visit]),
+            }
+            for part in change(question, record, row=row).rows
+        )
     return removed, pa.Table.from_pylist(rows, schema=COLUMNS)
 
 

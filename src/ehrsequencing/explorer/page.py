@@ -42,10 +42,7 @@ def quantised(risk: NDArray[np.floating[Any]]) -> NDArray[np.uint16]:
     >>> ((numbers / 65_535) ** 2).round(5).tolist()
     [0.0, 0.0003, 1.0]
     """
-    whole: NDArray[np.uint16] = np.round(
-        np.sqrt(np.clip(np.nan_to_num(risk), 0.0, 1.0)) * TOP
-    ).astype(np.uint16)
-    return whole
+    return np.round(np.sqrt(np.clip(np.nan_to_num(risk), 0.0, 1.0)) * TOP).astype(np.uint16)
 
 
 def zigzag(change: NDArray[np.integer[Any]], bits: int) -> NDArray[Any]:
@@ -200,10 +197,6 @@ def page(explorer: Explorer) -> str:
     templates = _environment()
     script = "\n".join(_source(name) for name in MODULE)
     style = templates.get_template("explorer.css.jinja").render()
-    policy = (
-        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
-    )
     return templates.get_template("explorer.html.jinja").render(
         about=about,
         about_json=Markup(
@@ -211,7 +204,8 @@ def page(explorer: Explorer) -> str:
         ),
         blocks=[(name, Markup(text)) for name, (_, text) in blocks.items()],
         keys=KEYS,
-        policy=policy,
+        policy=f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; "
+        "base-uri 'none'; form-action 'none'",
         script=Markup(script),
         style=Markup(style),
         terms=TERMS,

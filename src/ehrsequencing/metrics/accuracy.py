@@ -93,8 +93,7 @@ def integrated_brier(rows: ScoredRows) -> Floats:
     days = rows.horizons_days
     scores = brier(rows)
     areas = 0.5 * (scores[..., 1:] + scores[..., :-1]) * np.diff(days)
-    mean: Floats = areas.sum(axis=-1) / (days[-1] - days[0])
-    return mean
+    return areas.sum(axis=-1) / (days[-1] - days[0])
 
 
 @dataclass(frozen=True)

@@ -126,8 +126,7 @@ def gap_days(rows: ScoredRows) -> Floats:
     if isinstance(rows.fixed_censoring, SubjectClock):
         return known
     jumps = rows.counts.times_days[rows.counts.times_days < known[-1]]
-    days: Floats = np.union1d(known, jumps[:: 1 + len(jumps) // MOST_JUMPS])
-    return days
+    return np.union1d(known, jumps[:: 1 + len(jumps) // MOST_JUMPS])
 
 
 def incidence_gap(rows: ScoredRows) -> Floats:
@@ -296,8 +295,7 @@ RECORDS = (
 
 def clipped_logit(risk: Floats) -> Floats:
     """Logit of the risk, cut off at `SMALLEST_RISK` from 0 and 1."""
-    values: Floats = logit(np.clip(risk, SMALLEST_RISK, 1.0 - SMALLEST_RISK))
-    return values
+    return logit(np.clip(risk, SMALLEST_RISK, 1.0 - SMALLEST_RISK))
 
 
 def spline_knots(risk: Floats) -> Floats:

@@ -27,8 +27,7 @@ def divide(numerator: ArrayLike, denominator: ArrayLike, *, undefined: float = n
     top, bottom = np.broadcast_arrays(
         np.asarray(numerator, np.float64), np.asarray(denominator, np.float64)
     )
-    quotient: Floats = np.divide(top, bottom, out=np.full(top.shape, undefined), where=bottom != 0)
-    return quotient
+    return np.divide(top, bottom, out=np.full(top.shape, undefined), where=bottom != 0)
 
 
 @dataclass(frozen=True)
@@ -59,8 +58,7 @@ def moment_days(since_days: ArrayLike, later_days: ArrayLike) -> Floats:
     (False, True)
     """
     start, step = (np.rint(np.asarray(x, np.float64) * DAY_US) for x in (since_days, later_days))
-    moment: Floats = (start + step) / DAY_US
-    return moment
+    return (start + step) / DAY_US
 
 
 @dataclass(frozen=True)
@@ -106,8 +104,7 @@ class SubjectClock:
     def covers(self, horizon_days: float) -> Bools:
         """(n,) whether p + t lies within the support of G₀."""
         late = moment_days(self.since_days, horizon_days)
-        covered: Bools = (late <= self.support_days) & (self.dropout.before(late) > 0)
-        return covered
+        return (late <= self.support_days) & (self.dropout.before(late) > 0)
 
     def before(self, days: ArrayLike) -> Floats:
         """G_i(t−) of every row at common times, (n, *days.shape)."""
@@ -214,8 +211,7 @@ class RiskSets:
         observed_at_all = (
             self.at_risk[..., :1].reshape(*self.at_risk.shape[:-1], *([1] * np.ndim(days))) > 0
         )
-        reached: Bools = still_observed | (observed_at_all & (self.survival.at(days) == 0))
-        return reached
+        return still_observed | (observed_at_all & (self.survival.at(days) == 0))
 
     def _product(self, leaving: Floats, at_risk: Floats) -> StepFunction:
         survival = np.ones((*leaving.shape[:-1], leaving.shape[-1] + 1))
@@ -369,5 +365,4 @@ def aalen_johansen_se(
         terms += survival**2 * divide((at_risk - d_e) * d_e, at_risk**3, undefined=0.0)
         terms -= 2.0 * rest * survival * divide(d_e, at_risk**2, undefined=0.0)
         variances.append(np.where(counts.times_days <= horizon, terms, 0.0).sum(axis=-1))
-    error: Floats = np.sqrt(np.maximum(np.stack(variances, axis=-1), 0.0))
-    return error
+    return np.sqrt(np.maximum(np.stack(variances, axis=-1), 0.0))

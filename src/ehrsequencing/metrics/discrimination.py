@@ -76,14 +76,12 @@ class StratifiedAuc:
         known = ~np.isnan(self.auc)
         count = known.sum(axis=0)
         total = np.where(known, self.auc, 0.0).sum(axis=0)
-        mean: Floats = np.divide(total, count, out=np.full(len(count), np.nan), where=count > 0)
-        return mean
+        return np.divide(total, count, out=np.full(len(count), np.nan), where=count > 0)
 
     @property
     def won(self) -> Floats:
         """(resamples,) Σ over strata of cases × AUC: with `cases`, what is pooled over several outcomes."""
-        won: Floats = (np.nan_to_num(self.auc) * self.cases).sum(axis=0)
-        return won
+        return (np.nan_to_num(self.auc) * self.cases).sum(axis=0)
 
 
 def stratified_auc(
@@ -211,8 +209,7 @@ def _wins(
     cumulative = np.zeros((len(control_weight), len(controls) + 1))
     np.cumsum(control_weight[:, controls], axis=1, out=cumulative[:, 1:])
     half_tied = 0.5 * (cumulative[:, below] + cumulative[:, upto]) - cumulative[:, start]
-    sums: Floats = np.einsum("rc,rc->r", case_weight[:, cases], half_tied)
-    return sums
+    return np.einsum("rc,rc->r", case_weight[:, cases], half_tied)
 
 
 def _pairs_above(
@@ -224,5 +221,4 @@ def _pairs_above(
     above = np.searchsorted(-turn[controls], -turn[cases], side="left")
     cumulative = np.zeros((len(control_weight), len(controls) + 1))
     np.cumsum(control_weight[:, controls], axis=1, out=cumulative[:, 1:])
-    sums: Floats = np.einsum("rc,rc->r", case_weight[:, cases], cumulative[:, above])
-    return sums
+    return np.einsum("rc,rc->r", case_weight[:, cases], cumulative[:, above])

@@ -110,8 +110,7 @@ class ScoredRows:
     @cached_property
     def total_weight(self) -> Floats:
         """(resamples,) number of rows, each as often as it was drawn."""
-        total: Floats = self.weights.sum(axis=1)
-        return total
+        return self.weights.sum(axis=1)
 
     @cached_property
     def counts(self) -> RiskSets:
@@ -183,8 +182,7 @@ class ScoredRows:
         """`function` of these rows, computed the first time and kept: several metrics share a fit."""
         if function not in self._kept:
             self._kept[function] = function(self)
-        value: T = self._kept[function]
-        return value
+        return self._kept[function]
 
     @cached_property
     def _kept(self) -> dict[Callable[[ScoredRows], Any], Any]:
@@ -193,16 +191,14 @@ class ScoredRows:
     def has_event_by(self, h: int) -> Bools:
         """(causes, n) whether an event of each cause was seen by horizon number h."""
         by_horizon = self.duration_days <= self.horizons_days[h]
-        seen: Bools = by_horizon & (self.cause == np.arange(1, self.n_causes + 1)[:, None])
-        return seen
+        return by_horizon & (self.cause == np.arange(1, self.n_causes + 1)[:, None])
 
     def is_event_free_at(self, h: int) -> Bools:
         """(n,) whether a row is known to be event-free at horizon number h: seen beyond it, or censored at it."""
         horizon = self.horizons_days[h]
-        free: Bools = (self.duration_days > horizon) | (
+        return (self.duration_days > horizon) | (
             (self.duration_days == horizon) & (self.cause == 0)
         )
-        return free
 
     def known_weights(self, h: int) -> Floats:
         """(resamples, n) multiplicity × inverse probability of being known at horizon number h.

@@ -26,8 +26,9 @@ def _rows(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, horizon: float) ->
     """The rows with the event of interest as cause 1; nothing is predicted of the other causes."""
     codes, own = _codes(cause), np.asarray(risk, dtype=np.float64)
     if own.ndim != 1:
-        fix = "give the risks by this horizon, (n,)"
-        raise EhrseqError("expected one risk a row", where="risk", fix=fix)
+        raise EhrseqError(
+            "expected one risk a row", where="risk", fix="give the risks by this horizon, (n,)"
+        )
     risks = np.zeros((len(own), max(int(codes.max(initial=0)), 1), 1))
     risks[:, 0, 0] = own
     return ScoredRows.of(time, codes, risks, [float(horizon)])
@@ -122,8 +123,11 @@ def observed_over_expected(
     codes, risks = _codes(cause), np.asarray(risk, dtype=np.float64)
     risks = risks.reshape(len(risks), -1, 1)
     if int(codes.max(initial=0)) > risks.shape[1]:
-        what = "has no risk of the competing events"
-        raise EhrseqError(what, where="risk", fix="give one column a cause, (n, causes)")
+        raise EhrseqError(
+            "has no risk of the competing events",
+            where="risk",
+            fix="give one column a cause, (n, causes)",
+        )
     rows = ScoredRows.of(time, codes, risks, [float(horizon)])
     return _first(accuracy.observed_over_expected(rows))
 

@@ -45,8 +45,7 @@ class AttentionMask:
         q, k, v = (x.view(len(x), heads, -1).transpose(0, 1) for x in (q, k, v))
         scores = q @ k.transpose(1, 2) / k.shape[2] ** 0.5  # (heads, R, N)
         weights = scores.masked_fill(~self.seen, float("-inf")).softmax(2)
-        out: Tensor = (weights @ v).transpose(0, 1).flatten(1)
-        return out
+        return (weights @ v).transpose(0, 1).flatten(1)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, plan: Plan, *, heads: int) -> Tensor:

@@ -117,11 +117,12 @@ class SurvivalModel(HazardModel):
         """
         if others or named or not isinstance(batch, VisitBatch):
             form = "VisitBatch.from_padded(codes, code_mask, ages, time_deltas, visit_mask)"
-            fix = f"write model({form}); see model.loss(batch), model.attention(batch), model.states(batch)"
-            what = f"expected a VisitBatch alone, got {', '.join([type(batch).__name__, *named])}"
-            raise EhrseqError(what, where=type(self).__name__, fix=fix)
-        logits: Tensor = super().__call__(batch)
-        return logits
+            raise EhrseqError(
+                f"expected a VisitBatch alone, got {', '.join([type(batch).__name__, *named])}",
+                where=type(self).__name__,
+                fix=f"write model({form}); see model.loss(batch), model.attention(batch), model.states(batch)",
+            )
+        return super().__call__(batch)
 
     def risk(
         self,
@@ -144,17 +145,18 @@ class SurvivalModel(HazardModel):
             EhrseqError: The head is `visit` (a visit has no clock), or a horizon is impossible.
         """
         if self.config.head == "visit":
-            what = "the visit head's hazard is 'before the next visit' and has no days"
-            fix = "use the sigmoid of the logits, or a model with head=horizon"
-            raise EhrseqError(what, where="ModelConfig.head=visit", fix=fix)
+            raise EhrseqError(
+                "the visit head's hazard is 'before the next visit' and has no days",
+                where="ModelConfig.head=visit",
+                fix="use the sigmoid of the logits, or a model with head=horizon",
+            )
         return cumulative_incidence(
             self(batch), self.config.edges_days, horizons_days=horizons_days, start_days=start_days
         )
 
     def logits_at(self, batch: VisitBatch, rows: Tensor) -> Tensor:
         """Logits of some rows (R,) of the batch. A subclass may save work where few are asked."""
-        logits: Tensor = self(batch).index_select(0, rows)
-        return logits
+        return self(batch).index_select(0, rows)
 
     def code_attention(self, batch: VisitBatch) -> Tensor:
         """(K,) the weight of each code in its visit's vector; they sum to 1 over a visit; an ensemble gives the mean.
@@ -199,9 +201,10 @@ class SurvivalModel(HazardModel):
             True
         """
         if self.config.head == "visit":
-            fix = "use model.head.set_bias(hazards) with the share of visits that an event follows"
             raise EhrseqError(
-                "the visit head has no rates per day", where="start_at_rates", fix=fix
+                "the visit head has no rates per day",
+                where="start_at_rates",
+                fix="use model.head.set_bias(hazards) with the share of visits that an event follows",
             )
         if batch.at_risk is None or batch.duration_days is None or batch.cause is None:
             raise EhrseqError("no labels", where="VisitBatch", fix="make the batch with its labels")

@@ -99,8 +99,7 @@ class BEHRTEmbedding(nn.Module):
         x = x + gather_rows(of_row, tokens.row)
         if self.position is not None:
             x = x + self.position(tokens.place).to(x.dtype)
-        normed: Tensor = self.norm(x)
-        return dropout(normed, self.dropout, training=self.training)
+        return dropout(self.norm(x), self.dropout, training=self.training)
 
 
 class BEHRT(nn.Module):
@@ -114,11 +113,10 @@ class BEHRT(nn.Module):
         super().__init__()
         self.embedding = BEHRTEmbedding(config)
         self.max_tokens, self.bidirectional = config.max_tokens, config.attention == "bidirectional"
-        layers = (
+        self.layers = nn.ModuleList(
             TransformerLayer(config, value_dropout=config.history_dropout)
             for _ in range(config.layers)
         )
-        self.layers = nn.ModuleList(layers)
         self.norm = nn.LayerNorm(config.dim)
 
     def forward(self, batch: VisitBatch, tokens: Tokens) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,5 @@
 """The vectors of a batch's codes, kept as what they are made of, so that linear maps and sums need no vector a code."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -57,7 +55,8 @@ class CodeVectors:
         """(R, d)."""
         if self.cells is None:
             return self.plain
-        with _full_precision(self.plain):
+        # the numbers of a record would lose their digits in bfloat16
+        with torch.autocast(self.plain.device.type, enabled=False):
             return torch.cat([self.plain, self.cells.vectors(self.cells.tables)])
 
     def linear(self, weight: Tensor, bias: Tensor) -> list[Tensor]:
@@ -87,7 +86,7 @@ class CodeVectors:
         width += 0 if cells is None else cells.tables.shape[:2].numel()
         if mode == "max" or cells is None or n * width > MOST_CELLS_A_CODE * len(self.index):
             return pool(self.rows, self.index, batch.visit_offsets, weights=weights, mode=mode)
-        with _full_precision(self.plain):
+        with torch.autocast(self.plain.device.type, enabled=False):
             if weights is None:
                 weights = self.plain.new_ones(len(self.index))
                 if mode == "mean":
@@ -117,13 +116,6 @@ class CodeVectors:
         if cells is not None:
             cells = NumberCells(cells.coefficients, cells.tables * scale, cells.kind)
         return CodeVectors(plain, index, cells)
-
-
-@contextmanager
-def _full_precision(x: Tensor) -> Iterator[None]:
-    """Outside autocast: the numbers of a record would lose their digits in bfloat16."""
-    with torch.autocast(x.device.type, enabled=False):
-        yield
 
 
 def blocks_of(kinds: Tensor, n_kinds: int) -> tuple[Tensor, Tensor, int]:

@@ -120,8 +120,9 @@ class CodeEmbedding(nn.Module):
             if types is None:
                 raise EhrseqError("has no code_types", where="VisitBatch", fix=fix)
             if len(types) and int(types.max()) >= n_types:
-                what = f"holds types outside the model's {n_types}"
-                raise EhrseqError(what, where="VisitBatch", fix=fix)
+                raise EhrseqError(
+                    f"holds types outside the model's {n_types}", where="VisitBatch", fix=fix
+                )
             kinds, keys = kinds * n_types, keys * n_types + types
         return kinds, keys
 
@@ -259,8 +260,7 @@ class DeltaTEmbedding(nn.Module):
             bins = bins.masked_fill(delta_days >= self.top_days, top)
         else:
             bins = gap_bins(delta_days, is_first)
-        vectors: Tensor = self.table(bins)
-        return vectors
+        return self.table(bins)
 
 
 class VisitTimeEmbedding(nn.Module):

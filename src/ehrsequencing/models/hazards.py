@@ -238,8 +238,7 @@ class SurvivalHead(nn.Module):
     def forward(self, z: Tensor) -> Tensor:
         """(N, d) → (N, causes, bins) or, for the `visit` head, (N,)."""
         hidden = dropout(F.gelu(self.W1(self.norm(z))), self.dropout, training=self.training)
-        logits: Tensor = self.W2(hidden)
-        return logits.view(z.shape[0], *self.shape)
+        return self.W2(hidden).view(z.shape[0], *self.shape)
 
     def set_bias(self, hazards: Tensor) -> None:
         """Start at the training cohort's own hazards.

@@ -60,8 +60,7 @@ class HierarchicalBEHRTForSurvival(SurvivalModel):
         encoder = self.visit_encoder.pooling
         if not isinstance(encoder, AttnPoolingVisitEncoder):
             return super().code_attention(batch)
-        weights: Tensor = encoder(self.code_embedding(batch), batch, return_weights=True)[1]
-        return weights
+        return encoder(self.code_embedding(batch), batch, return_weights=True)[1]
 
     def _inputs(self, batch: VisitBatch) -> tuple[Tensor, Tensor]:
         """(N, d) what enters the timeline, and (N, width) h of the table branch; K codes, N visits, all packed."""

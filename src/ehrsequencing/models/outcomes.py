@@ -106,8 +106,7 @@ class OutcomeHead(nn.Module):
     def forward(self, z: Tensor) -> Tensor:
         """(N, d) states → (N, K, r) factors `W_k h(z)`."""
         hidden = dropout(F.gelu(self.W1(self.norm(z))), self.dropout, training=self.training)
-        factors: Tensor = self.W(hidden)
-        return factors.view(len(z), self.bins, self.rank)
+        return self.W(hidden).view(len(z), self.bins, self.rank)
 
     def nll(
         self,

@@ -43,8 +43,7 @@ class PositionalEmbedding(nn.Module):
 
     def forward(self, place: Tensor) -> Tensor:
         """(N,) positions → (N, d)."""
-        vectors: Tensor = self.table(place.clamp(max=self.table.num_embeddings - 1))
-        return vectors
+        return self.table(place.clamp(max=self.table.num_embeddings - 1))
 
 
 class SinusoidalPositionalEncoding(nn.Module):

@@ -36,8 +36,7 @@ def gather_distinct_rows(x: Tensor, index: Tensor | None) -> Tensor:
     """Rows of x, none of them twice: (N, d) and (P,) → (P, d); None: all of them."""
     if index is None:
         return x
-    rows: Tensor = _GatherDistinctRows.apply(x, index)  # type: ignore[no-untyped-call]
-    return rows
+    return _GatherDistinctRows.apply(x, index)  # type: ignore[no-untyped-call]
 
 
 def to_device(x: Tensor, device: torch.device) -> Tensor:

@@ -24,11 +24,10 @@ class TimelineEncoder(nn.Module):
         super().__init__()
         self.window, self.bidirectional = config.max_visits, config.attention == "bidirectional"
         self.rotary, self.head_dim = config.rotary, config.dim // config.heads
-        layers = (
+        self.layers = nn.ModuleList(
             TransformerLayer(config, value_dropout=config.history_dropout)
             for _ in range(config.layers)
         )
-        self.layers = nn.ModuleList(layers)
         self.norm = nn.LayerNorm(config.dim)
 
     def forward(self, x: Tensor, batch: VisitBatch) -> Tensor:
@@ -37,24 +36,21 @@ class TimelineEncoder(nn.Module):
         turn = rotation(batch, head_dim=self.head_dim, dtype=x.dtype) if self.rotary else None
         for layer in self.layers:
             x = layer(x, plan, turn)
-        z: Tensor = self.norm(x)
-        return z
+        return self.norm(x)
 
     def at_rows(self, x: Tensor, batch: VisitBatch, rows: Tensor) -> Tensor:
         """(R, d) states of some rows (R,): the last layer computes no others."""
         if self.bidirectional or attention.is_ragged(x.device):
-            every: Tensor = self(x, batch)
-            return every.index_select(0, rows)
+            return self(x, batch).index_select(0, rows)
         turn = rotation(batch, head_dim=self.head_dim, dtype=x.dtype) if self.rotary else None
         *before, last = self.layers
         if before:
             plan = attention.visits_plan(batch, window=self.window)
             for layer in before:
                 x = layer(x, plan, turn)
-        z: Tensor = self.norm(
+        return self.norm(
             last(x, attention.rows_plan(batch, rows, window=self.window), turn, rows=rows)
         )
-        return z
 
 
 class TransformerLayer(nn.Module):

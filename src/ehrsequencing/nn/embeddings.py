@@ -127,8 +127,7 @@ class AgeEmbedding(nn.Module):
 
     def forward(self, ages: Tensor) -> Tensor:
         """(B, V) or (B, L) ages in years → the same shape and d."""
-        vectors: Tensor = self.table(self.bins(ages))
-        return vectors
+        return self.table(self.bins(ages))
 
 
 class DeltaTEmbedding(nn.Module):
@@ -173,8 +172,7 @@ class DeltaTEmbedding(nn.Module):
             time_deltas: (B, V) days since the visit before.
             is_first: (B, V) whether no visit came before; None: the first slot of each row.
         """
-        vectors: Tensor = self.table(self.bins(time_deltas, is_first))
-        return vectors
+        return self.table(self.bins(time_deltas, is_first))
 
 
 class PositionalEmbedding(nn.Module):
@@ -209,8 +207,7 @@ class PositionalEmbedding(nn.Module):
         check_indexes(positions, "positions")
         if self.table is None:
             return self._waves(positions)
-        vectors: Tensor = self.table(positions.clamp(max=self.table.num_embeddings - 1))
-        return vectors
+        return self.table(positions.clamp(max=self.table.num_embeddings - 1))
 
     def _waves(self, positions: Tensor) -> Tensor:
         pair = torch.arange((self.d + 1) // 2, dtype=torch.float64, device=positions.device)
@@ -306,5 +303,4 @@ class BEHRTEmbedding(nn.Module):
         check_indexes(visit_ids, "visit_ids")
         place = torch.arange(codes.shape[1], device=codes.device)
         total = self.code(codes) + self.age(ages) + self.visit(visit_ids) + self.position(place)
-        token: Tensor = self.dropout(self.norm(total))
-        return token
+        return self.dropout(self.norm(total))

@@ -43,8 +43,7 @@ class TransformerLayer(nn.Module):
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=(seen | itself).unsqueeze(1))
         x = x + self.dropout(self.attention_scale * self.out(mixed.transpose(1, 2).flatten(2)))
         hidden = F.gelu(self.W1(self.mlp_norm(x)))
-        out: Tensor = x + self.dropout(self.mlp_scale * self.W2(hidden))
-        return out
+        return x + self.dropout(self.mlp_scale * self.W2(hidden))
 
 
 class TimelineEncoder(nn.Module):
@@ -87,5 +86,4 @@ class TimelineEncoder(nn.Module):
             seen = seen & (visit <= visit.unsqueeze(1))
         for layer in self.layers:
             x = layer(x, seen)
-        z: Tensor = self.norm(x)
-        return z.masked_fill(~real.unsqueeze(-1), 0.0)
+        return self.norm(x).masked_fill(~real.unsqueeze(-1), 0.0)

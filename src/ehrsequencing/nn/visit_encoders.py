@@ -80,8 +80,7 @@ class AttnPoolingVisitEncoder(nn.Module):
         """(B, V, C, d) → (B, V, C): one number a code, from its own vector alone."""
         if self.scorer == "query":
             return (self.q * torch.tanh(self.W(e))).sum(-1)
-        scores: Tensor = self.W2(torch.tanh(self.W1(e))).squeeze(-1)
-        return scores
+        return self.W2(torch.tanh(self.W1(e))).squeeze(-1)
 
     def forward(
         self, e: Tensor, mask: Tensor, return_weights: bool = False

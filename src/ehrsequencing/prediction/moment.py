@@ -87,5 +87,8 @@ def require_suffix(
 ) -> None:
     """Refuse a file name whose ending is not that of a format for predictions, or for something else."""
     if not out.name.endswith(suffixes):
-        fix = f"end its name with {', '.join(suffixes[:-1])} or {suffixes[-1]}"
-        raise EhrseqError(f"does not end in a format for {what}", where=str(out), fix=fix)
+        raise EhrseqError(
+            f"does not end in a format for {what}",
+            where=str(out),
+            fix=f"end its name with {', '.join(suffixes[:-1])} or {suffixes[-1]}",
+        )

@@ -111,12 +111,13 @@ def chosen_outcomes(run: Run, data: Path, patterns: Sequence[str]) -> Ints:
         one = CodeMatcher([pattern], parents=parents)
         if not any(one(code) for code in run.outcomes):
             close = difflib.get_close_matches(pattern, run.outcomes, n=3, cutoff=0.5)
-            fix = (
-                f"outcomes that come close: {', '.join(close)}"
+            raise EhrseqError(
+                "is no outcome of the run",
+                where=f"--outcome {pattern}",
+                fix=f"outcomes that come close: {', '.join(close)}"
                 if close
-                else "outcomes.json in the run's folder has all"
+                else "outcomes.json in the run's folder has all",
             )
-            raise EhrseqError("is no outcome of the run", where=f"--outcome {pattern}", fix=fix)
     matcher = CodeMatcher(patterns, parents=parents)
     return np.flatnonzero([matcher(code) for code in run.outcomes])
 

@@ -66,16 +66,18 @@ class Run:
             )
         require_facts(folder, self.manifest, _FACTS)
         if not all(isinstance(code, str) for code in self.manifest["excluded"]):
-            what = "is damaged: its entry 'excluded' is invalid"
-            raise EhrseqError(what, where=str(folder / MANIFEST), fix="copy the whole run folder")
+            raise EhrseqError(
+                "is damaged: its entry 'excluded' is invalid",
+                where=str(folder / MANIFEST),
+                fix="copy the whole run folder",
+            )
         self.study: StudyConfig = load_study(folder / "config.yaml")
         self.vocabulary = Vocabulary.load(folder)
         if self.study.task is None or self.vocabulary.digest != self.manifest.get("vocabulary"):
-            fix = "train again, or copy the whole run folder"
             raise EhrseqError(
                 "the vocabulary is not the one that the model was trained with",
                 where=str(folder),
-                fix=fix,
+                fix="train again, or copy the whole run folder",
             )
         self.task: TaskConfig = self.study.task
 
@@ -117,9 +119,11 @@ class Run:
             EhrseqError: Its vocabulary, labels, codes, values or visits differ.
         """
         if other := differing(prepared.identity(self.task.name), self.manifest):
-            fix = f"name the set that {self.folder} was trained on with --prepared"
-            what = f"is not what this run was trained on (what differs: {', '.join(other)})"
-            raise EhrseqError(what, where=str(prepared.folder), fix=fix)
+            raise EhrseqError(
+                f"is not what this run was trained on (what differs: {', '.join(other)})",
+                where=str(prepared.folder),
+                fix=f"name the set that {self.folder} was trained on with --prepared",
+            )
 
     @cached_property
     def altered(self) -> dict[str, str]:
@@ -134,11 +138,11 @@ class Run:
             EhrseqError: The run has no network.
         """
         if not self.study.training.network:
-            what, fix = (
+            raise EhrseqError(
                 "has no network",
-                "use a run that was trained without training.network=false",
+                where=str(self.folder),
+                fix="use a run that was trained without training.network=false",
             )
-            raise EhrseqError(what, where=str(self.folder), fix=fix)
         from ehrsequencing.models.ensemble import load_model
 
         return load_model(self.folder)
@@ -161,8 +165,11 @@ class Run:
             EhrseqError: It has the `visit` head, whose hazards are per visit and not per day.
         """
         if self.is_visit_head:
-            what, fix = "the visit head has no risks at horizons", "train with model.head=horizon"
-            raise EhrseqError(what, where=str(self.folder), fix=fix)
+            raise EhrseqError(
+                "the visit head has no risks at horizons",
+                where=str(self.folder),
+                fix="train with model.head=horizon",
+            )
         from ehrsequencing.predictors.blend import Blend
         from ehrsequencing.predictors.network import network
 
@@ -191,12 +198,16 @@ class Run:
             EhrseqError: Nothing has been fitted.
         """
         if RECALIBRATION not in self.manifest["files"]:
-            fix = f"run ehrseq evaluate {self.folder} --recalibrate first"
-            raise EhrseqError("has not been recalibrated", where=str(self.folder), fix=fix)
-        if RECALIBRATION in self.altered:
-            fix = f"run ehrseq evaluate {self.folder} --recalibrate again"
             raise EhrseqError(
-                self.altered[RECALIBRATION], where=str(self.folder / RECALIBRATION), fix=fix
+                "has not been recalibrated",
+                where=str(self.folder),
+                fix=f"run ehrseq evaluate {self.folder} --recalibrate first",
+            )
+        if RECALIBRATION in self.altered:
+            raise EhrseqError(
+                self.altered[RECALIBRATION],
+                where=str(self.folder / RECALIBRATION),
+                fix=f"run ehrseq evaluate {self.folder} --recalibrate again",
             )
         fitted = read_json(self.folder / RECALIBRATION)["fitted"]
         a, b = (
@@ -301,9 +312,10 @@ def refuse_shared(folder: Path, manifest: Mapping[str, Any]) -> None:
         EhrseqError: The folder is such a copy.
     """
     if manifest.get("kind") == SHARED_RUN.name:
-        fix = "use the run that it was made of; ehrseq evaluate --data also takes --out"
         raise EhrseqError(
-            "is a shared copy of a run, to which nothing is added", where=str(folder), fix=fix
+            "is a shared copy of a run, to which nothing is added",
+            where=str(folder),
+            fix="use the run that it was made of; ehrseq evaluate --data also takes --out",
         )
 
 

@@ -181,8 +181,11 @@ def _require(
     arrays: Mapping[str, NDArray[Any]], name: str, count: int, folder: Path, least: Any = 0
 ) -> None:
     if np.any((arrays[name] < least) | (arrays[name] >= count)):
-        what, where = f"{name} names what there is not", str(folder / ARRAYS_FILE)
-        raise EhrseqError(what, where=where, fix="train the run again")
+        raise EhrseqError(
+            f"{name} names what there is not",
+            where=str(folder / ARRAYS_FILE),
+            fix="train the run again",
+        )
 
 
 def _spec(saved: dict[str, Any]) -> FeatureSpec:

@@ -267,9 +267,10 @@ def _lightgbm() -> Any:
     try:
         import lightgbm
     except OSError as error:  # its wheel holds no OpenMP
-        fix = "install it, as with apt-get install libgomp1"
         raise EhrseqError(
-            f"LightGBM cannot be loaded: {error}", where="libgomp", fix=fix
+            f"LightGBM cannot be loaded: {error}",
+            where="libgomp",
+            fix="install it, as with apt-get install libgomp1",
         ) from error
     return lightgbm
 
@@ -371,9 +372,9 @@ class BoostedVisits(OfHistory):
         is_watched = bool(watched.event.any())  # a Poisson loss needs an event
         for trial in TRIALS[: max(1, data.trials if people >= EVENTS_TO_TRY else 1)]:
             seen = np.flatnonzero(is_seen | trial["pairs"])
-            found = boosting(fitted, watched if is_watched else None, seen, trial, seed=data.seed)
-            if trees is None or found[1] < best:
-                trees, best = found
+            grown = boosting(fitted, watched if is_watched else None, seen, trial, seed=data.seed)
+            if trees is None or grown[1] < best:
+                trees, best = grown
         assert trees is not None
         return trees
 

@@ -190,16 +190,19 @@ class CoxRegression:
                 continue
             size = 1.0
             while size > 1e-8:
-                found = self._penalised(beta + size * step, ridge)
-                if found[0] >= value:
+                moved = self._penalised(beta + size * step, ridge)
+                if moved[0] >= value:
                     break
                 size /= 2
             else:  # nothing higher within rounding
                 return CoxFit(self.mean, self.scale, beta, ridge)
             beta, is_here, last = beta + size * step, False, promised
-            value, gradient = found
-        what, fix = "the likelihood has no finite maximum", "use a ridge above 0"
-        raise EhrseqError(what, where="Cox regression", fix=fix)
+            value, gradient = moved
+        raise EhrseqError(
+            "the likelihood has no finite maximum",
+            where="Cox regression",
+            fix="use a ridge above 0",
+        )
 
     def _penalised(self, beta: Floats, ridge: float) -> tuple[float, Floats]:
         value, gradient = partial_log_likelihood(self.z, beta, self.sets)
@@ -209,8 +212,7 @@ class CoxRegression:
         """Cholesky factor of the penalised information, found anew at β or as it was last found."""
         if anew or self.information is None:
             self.information = information(self.z, beta, self.sets)
-        factor: tuple[Floats, bool] = cho_factor(self.information + ridge * np.eye(len(beta)))
-        return factor
+        return cho_factor(self.information + ridge * np.eye(len(beta)))
 
 
 def choose_ridge(

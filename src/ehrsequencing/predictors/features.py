@@ -164,10 +164,10 @@ class LinearDesign:
             enough: People that every stored number must come from.
         """
         alone, nothing = before_pairs(columns), (np.nan, np.nan, np.nan)
-        found = [feature_range(column, owner, enough=enough) for column in features[:, :alone].T]
-        found += [None] * (len(columns) - alone)
+        ranges = [feature_range(column, owner, enough=enough) for column in features[:, :alone].T]
+        ranges += [None] * (len(columns) - alone)
         low, fill, high = _logarithms(
-            np.array([nothing if f is None else f for f in found]).T, columns
+            np.array([nothing if f is None else f for f in ranges]).T, columns
         )
         used = np.flatnonzero(high > low)
         unknown = np.isnan(features)
@@ -209,13 +209,13 @@ def feature_range(
         enough: People that each of the three must come from.
     """
     known = ~np.isnan(values)
-    found = fit_scale(
+    scale = fit_scale(
         values[known].astype(np.float64), owner[known].astype(np.uint32), enough=enough
     )
     return (
         None
-        if found is None
-        else (float(found.knots[0]), float(np.median(found.knots)), float(found.knots[-1]))
+        if scale is None
+        else (float(scale.knots[0]), float(np.median(scale.knots)), float(scale.knots[-1]))
     )
 
 

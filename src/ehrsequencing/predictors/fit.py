@@ -58,8 +58,7 @@ class MarginalIncidence(Predictor):
     def _nearest(self, records: TaskRecords) -> Ints:
         """(R,) number of the landmark of each row."""
         since = _days_since_index(records.rows)
-        nearest: Ints = np.abs(since[:, None] - np.array(self.landmarks)).argmin(axis=1)
-        return nearest
+        return np.abs(since[:, None] - np.array(self.landmarks)).argmin(axis=1)
 
     def risk(
         self,

@@ -169,10 +169,10 @@ def _features(
     def count_and_since(visit: Ints) -> Floats32:
         """(r, 2) how many of these visits (rising) a row knows, and the days since the last of them, NaN without."""
         first, stop = np.searchsorted(visit, first_visit), np.searchsorted(visit, stop_visit)
-        found, has = np.full((len(chosen), 2), np.nan, dtype=np.float32), stop > first
-        found[:, 0] = stop - first
-        found[has, 1] = (prediction_us[has] - part.end_us[visit[stop[has] - 1]]) / DAY_US
-        return found
+        numbers, has = np.full((len(chosen), 2), np.nan, dtype=np.float32), stop > first
+        numbers[:, 0] = stop - first
+        numbers[has, 1] = (prediction_us[has] - part.end_us[visit[stop[has] - 1]]) / DAY_US
+        return numbers
 
     for code, visit, value in _occurrences(part, columns.codes):
         column = columns.index[f"count {vocabulary.tokens[code]}"]

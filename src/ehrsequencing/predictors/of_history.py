@@ -47,12 +47,12 @@ def hazards_of_each(
     """
     for rows, part in in_parts(records):
         known: dict[FeatureSpec, Floats32] = {}
-        found = []
+        hazards = []
         for one in predictors:
             if isinstance(one, OfHistory):
                 if one.columns not in known:
                     known[one.columns] = one.history(part)
-                found.append(one.of_history(known[one.columns], part.rows))
+                hazards.append(one.of_history(known[one.columns], part.rows))
             else:
-                found.append(one.all_hazards(part))
-        yield rows, found
+                hazards.append(one.all_hazards(part))
+        yield rows, hazards

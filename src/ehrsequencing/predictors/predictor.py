@@ -117,8 +117,11 @@ class Predictor(ABC):
 
 def without_hazards(name: str) -> EhrseqError:
     """The error of a predictor that knows risks alone, where hazards or a likelihood are wanted."""
-    what = "has risks at some days and no hazards, so that there is no likelihood"
-    return EhrseqError(what, where=name, fix="compare it by its risks")
+    return EhrseqError(
+        "has risks at some days and no hazards, so that there is no likelihood",
+        where=name,
+        fix="compare it by its risks",
+    )
 
 
 class Recalibrated(Predictor):

@@ -108,14 +108,14 @@ def fit_recalibration(
             if prior_sd is not None
             else np.full(bins, eta[events, at[events]].mean())
         )
-        found, covariance = _fit_cause(
+        estimate, covariance = _fit_cause(
             eta, eta - centre, stretches, days, events, at[events], owner
         )
         if prior_sd is not None:
-            found = np.asarray(
-                prior_sd**2 * np.linalg.solve(prior_sd**2 * np.eye(3) + covariance, found)
+            estimate = np.asarray(
+                prior_sd**2 * np.linalg.solve(prior_sd**2 * np.eye(3) + covariance, estimate)
             )
-        theta[e, : len(found)] = found
+        theta[e, : len(estimate)] = estimate
         slope[e] = 1 + theta[e, 1] + theta[e, 2] * place
         intercept[e] = theta[e, 0] + (1 - slope[e]) * centre
     return Recalibration(intercept, slope, theta[:, 0], theta[:, 1], theta[:, 2], subjects)

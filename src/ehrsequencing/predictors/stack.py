@@ -53,7 +53,7 @@ def fit_stack(
     """
     train, edges = data.train, data.edges_days
     mean = np.full((len(train), len(data.task.causes), len(edges) + 1), np.nan, dtype=np.float32)
-    found: list[BlendRows] = []
+    out_of_fold: list[BlendRows] = []
     counts = np.diff(train.rows.row_offsets)
     for number, fold in enumerate(folds_of(counts, folds=FOLDS, seed=data.seed)):
         progress(number, FOLDS + 1)
@@ -62,9 +62,11 @@ def fit_stack(
         for part, hazards in hazards_of_each(parts, of_fold):
             mean[rows[part]] = np.mean(hazards, axis=0)
         some = fold[:: max(1, -(-len(train) // MOST_ROWS))]
-        found += blend_rows(parts, of_fold if len(some) == len(fold) else train.take(some), some)
+        out_of_fold += blend_rows(
+            parts, of_fold if len(some) == len(fold) else train.take(some), some
+        )
     progress(FOLDS, FOLDS + 1)
-    weights = fit_weights(BlendRows.joined(found), n_causes=len(data.task.causes))
+    weights = fit_weights(BlendRows.joined(out_of_fold), n_causes=len(data.task.causes))
     return Stack(Blend(_fit(data), weights, name=STACKED), mean)
 
 
@@ -88,11 +90,11 @@ def blend_rows(
         records: The rows.
         subjects: (S,) numbers under which their subjects are known elsewhere; default: their own.
     """
-    rows, edges, found = records.rows, parts[0].edges_days, []
+    rows, edges, taken = records.rows, parts[0].edges_days, []
     for some, hazards in hazards_of_each(parts, records):
         duration, entry = np.array(rows.duration_days[some]), np.array(rows.entry_days[some])
         owner = np.asarray(rows.subject[some])
-        found.append(
+        taken.append(
             BlendRows(
                 duration,
                 entry,
@@ -103,7 +105,7 @@ def blend_rows(
                 edges,
             )
         )
-    return found
+    return taken
 
 
 def folds_of(rows_of_subject: Ints, *, folds: int, seed: int) -> list[Ints]:

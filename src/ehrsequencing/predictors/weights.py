@@ -26,8 +26,7 @@ _STEP = 1e-4  # of a weight, over which the likelihood's curvature is measured
 def log_cumulative(hazards: Floats, edges_days: Sequence[float]) -> Floats:
     """Logarithm (..., K − 1) of the cumulative hazard at the edges, of hazards (..., K) per day."""
     cumulative = np.cumsum(hazards[..., :-1] * np.diff(edges_days, prepend=0.0), axis=-1)
-    found: Floats = np.log(np.maximum(cumulative, _LEAST))
-    return found
+    return np.log(np.maximum(cumulative, _LEAST))
 
 
 def blended_hazards(
@@ -56,8 +55,7 @@ def blended_hazards(
     )
     inner = np.diff(cumulative, axis=-1, prepend=0.0) / np.diff(edges_days, prepend=0.0)
     last = cumulative[..., -1] * rate
-    found: Floats = np.maximum(np.concatenate([inner, last[..., None]], axis=-1), _LEAST)
-    return found
+    return np.maximum(np.concatenate([inner, last[..., None]], axis=-1), _LEAST)
 
 
 def points_at(

@@ -220,8 +220,7 @@ def rows_outside(rows: Rows, spans: VisitSpans) -> Bools:
     is_far = (rows.time_us < first) | (rows.time_us >= until)
     is_far |= rows.of_role(Role.SPAN) & (rows.end_us >= until)
     is_far |= rows.of_role(Role.ISSUED) & (until < OPEN) & (rows.time_us > spans.end_us[rows.visit])
-    outside: Bools = is_far & (rows.time_us != NO_TIME) & (rows.visit >= 0)
-    return outside
+    return is_far & (rows.time_us != NO_TIME) & (rows.visit >= 0)
 
 
 def _name_parts(rows: Rows, counts: RuleCounts) -> None:

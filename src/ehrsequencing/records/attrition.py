@@ -170,9 +170,11 @@ def attrition_lines(
         followed_line(task, attrition),
         f"{first['subjects']:>10,}  {first['step']}",
     ]
-    for s in steps:
-        if s["excluded"]:
-            lines.append(f"{s['subjects']:>10,}  subjects: {s['step']} (−{s['excluded']:,})")
+    lines.extend(
+        f"{s['subjects']:>10,}  subjects: {s['step']} (−{s['excluded']:,})"
+        for s in steps
+        if s["excluded"]
+    )
     times, queries = attrition["prediction_times"], attrition["queries"]
     lines.append(f"{times:>10,}  prediction times, {queries:,} of them queries")
     for name, part in attrition["splits"].items():
@@ -187,12 +189,12 @@ def attrition_lines(
     if later := attrition.get("followed", {}).get("rows_unobserved"):
         text = "of those not observed at the index have rows other than a death after it"
         lines.append(f"{later:>10,}  {text}")
-    for row in attrition.get("records_before", []):
-        if none := row["without_record_before"]:
-            lines.append(
-                f"{none:>10,}  of {row['subjects']:,} subjects with a prediction {from_index(row['landmark_days'])} "
-                f"have no record before; {row['first_record_later']:,} have their first one only later"
-            )
+    lines.extend(
+        f"{none:>10,}  of {row['subjects']:,} subjects with a prediction {from_index(row['landmark_days'])} "
+        f"have no record before; {row['first_record_later']:,} have their first one only later"
+        for row in attrition.get("records_before", [])
+        if (none := row["without_record_before"])
+    )
     warnings = task_warnings(task, attrition) if warnings is None else warnings
     return lines + [f"warning: {text}" for text in warnings]
 

@@ -44,9 +44,8 @@ from ehrsequencing.records.events import (
 from ehrsequencing.records.parquet_rows import are_named, check_schemas, read_events
 
 SPLITS = ("train", "tuning", "held_out")
-IMPORT_SETTINGS = (
-    "ehrseq_import"  # key of `metadata/dataset.json` that other readers of MEDS ignore
-)
+# key of `metadata/dataset.json` that other readers of MEDS ignore
+IMPORT_SETTINGS = "ehrseq_import"
 FIXES = {
     "time_unit": "times given as dates or in another unit than microseconds were converted",
     "time_zone": "times with a time zone were read as clock times of dialect.time_zone",
@@ -131,9 +130,8 @@ def parquet_files(root: Path) -> list[Path]:
     for folder, folders, files in os.walk(root, onerror=_refuse_unlisted):
         for path in (Path(folder, name) for name in folders + files):
             is_folder = path.is_dir() and not path.is_symlink()
-            if not (
-                is_folder or path.is_file()
-            ):  # a link that `os.walk` passes, or a pipe to wait for
+            # else a link that `os.walk` passes, or a pipe to wait for
+            if not (is_folder or path.is_file()):
                 raise EhrseqError(
                     "is a link to a folder or to nothing, or a pipe, a socket or a device",
                     where=str(path),

@@ -142,10 +142,7 @@ def content_of(data: Path, study: StudyConfig, tasks: Sequence[TaskConfig]) -> d
         "files": [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files],
         "settings": [one.model_dump(mode="json") for one in (study, *tasks)],
     }
-    content: dict[str, str] = remembered(
-        key, lambda: _made_of(ShardWork.of_study(data, study, tasks))
-    )
-    return content
+    return remembered(key, lambda: _made_of(ShardWork.of_study(data, study, tasks)))
 
 
 def require_made_of(prepared: Prepared, data: Path) -> None:

@@ -146,10 +146,6 @@ class Chart:
         place = f'x="{self.x(x) + dx:.1f}" y="{self.y(y) + dy:.1f}"'
         self.drawn.append(f'<text {place} class="{style}">{escape(words)}</text>')
 
-    def margin_text(self, left: float, y: float, words: str, style: str = "") -> None:
-        """Words that start so many pixels from the left edge of the figure."""
-        self.text(self.x.low, y, words, style, dx=left - self.x.start, dy=4)
-
     def line(self, x1: float, y1: float, x2: float, y2: float, style: str) -> None:
         """A straight line."""
         self.drawn.append(_line(self.x(x1), self.y(y1), self.x(x2), self.y(y2), style))

@@ -13,7 +13,7 @@ import numpy as np
 
 from ehrsequencing.config import DAYS_PER_YEAR
 from ehrsequencing.core.arrays import Floats
-from ehrsequencing.core.disclosure import NO_HISTOGRAM
+from ehrsequencing.core.redaction import NO_HISTOGRAM
 from ehrsequencing.reporting.chart import Chart, Curve, Estimate, Figure, ticks
 from ehrsequencing.reporting.wording import duration, percent, percent_mark, plain, with_interval
 
@@ -58,7 +58,7 @@ def forest(
     for (name, rows), block in zip(groups, tall, strict=True):
         for k, line in enumerate(name.split("\n")):
             place = top + block / 2 + line_height * (k - name.count("\n") / 2)
-            chart.margin_text(4, place, shorten(line, 22))
+            chart.text(chart.x.low, place, shorten(line, 22), dx=4 - chart.x.start, dy=4)
         y = top + (block - row * len(rows)) / 2
         for estimate in rows:
             numbers = with_interval(estimate.value, estimate.low, estimate.high, form)
@@ -264,5 +264,6 @@ def incidence(row: Mapping[str, Any]) -> Figure | None:
     ticks_told = (f"at risk at {plain(round(day, 2))} {unit}" for day in at)
     by = f"predicted by {duration(horizon)}"
     chart.columns = ("risk group", by, "observed (95% interval)", *ticks_told)
-    title = f"Observed and predicted incidence of {row['cause']} by risk group"
-    return chart.svg(title, "fig wide")
+    return chart.svg(
+        f"Observed and predicted incidence of {row['cause']} by risk group", "fig wide"
+    )

@@ -328,10 +328,9 @@ def drift_parts(drift: Drift) -> dict[str, Any]:
 
 def render_drift(drift: Drift, run: str) -> str:
     """The page of `ehrseq drift` as a string of HTML, without a script."""
-    kicker = f"{drift.people} people · run {run}"
     return _page(
         title="New people beside the training people",
-        kicker=kicker,
+        kicker=f"{drift.people} people · run {run}",
         lines=[drift.verdict],
         **drift_parts(drift),
     )
@@ -363,5 +362,9 @@ def render_list(summary: Mapping[str, Any], drift: Drift) -> str:
         *parts["notes"],
         run,
     ]
-    kicker = f"Risk of {summary['question']}"
-    return _page(title=f"Predictions of {made_by['run']}", kicker=kicker, lines=lines, **parts)
+    return _page(
+        title=f"Predictions of {made_by['run']}",
+        kicker=f"Risk of {summary['question']}",
+        lines=lines,
+        **parts,
+    )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from ehrsequencing.core.disclosure import NO_HISTOGRAM
+from ehrsequencing.core.redaction import NO_HISTOGRAM
 from ehrsequencing.evaluation.subgroups import VISITS
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.reporting import figures
@@ -160,8 +160,13 @@ def clock(places: Sequence[Mapping[str, Any]]) -> Figure | None:
     ]
     if len(groups) < 2:
         return None
-    title = "O/E by landmark and number of visits so far"
-    return figures.forest(groups, title=title, label="O/E (1: right)", reference=1.0, form=".2f")
+    return figures.forest(
+        groups,
+        title="O/E by landmark and number of visits so far",
+        label="O/E (1: right)",
+        reference=1.0,
+        form=".2f",
+    )
 
 
 def _smooth(row: Mapping[str, Any]) -> Curve:

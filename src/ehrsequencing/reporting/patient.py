@@ -139,8 +139,13 @@ def patient_figure(patient: Patient, *, title: str) -> Figure:
     ]
     chart.path([a for a, _ in steps], [b for _, b in steps])
     for at, risk in zip(x, y, strict=True):
-        words = f"{at:.3g} {unit}: risk within {duration(patient.horizon_days)} {percent(risk)}"
-        chart.mark(0, at, risk, words, size=2.4)
+        chart.mark(
+            0,
+            at,
+            risk,
+            f"{at:.3g} {unit}: risk within {duration(patient.horizon_days)} {percent(risk)}",
+            size=2.4,
+        )
         chart.rows.append(
             (f"{at:.3g}", f"risk within {duration(patient.horizon_days)}", percent(risk))
         )
@@ -209,11 +214,7 @@ def words_of(code: str, descriptions: Mapping[str, str], most: int = 60) -> str:
 def _frame(chart: Chart, now: float, lanes: int, label: str, top: float) -> None:
     """Axes, and the future as a tinted area behind everything."""
     chart.bar((now, chart.x.high), top, 0, "future")
-    for tick in ticks(0, top):
-        chart.line(chart.x.low, tick, chart.x.high, tick, "grid")
-        chart.text(chart.x.low, tick, percent_mark(tick), "end", dx=-6, dy=4)
-    turned = f"translate(12 {(chart.y.start + chart.y.stop) / 2:.1f}) rotate(-90)"
-    chart.drawn.append(f'<text class="mid" transform="{turned}">risk</text>')
+    chart.y_axis("risk", percent_mark)
     base = LANE * lanes + 12
     for tick in ticks(chart.x.low, chart.x.high, 6):
         chart.text(tick, 0, plain(tick), "mid", dy=base + 12)

@@ -2,7 +2,7 @@
 
 `report.html` is the answer, `report-details.html` has everything else. Each is one file. The pages
 need no script and no network, and their content security policy forbids both. All text is escaped. No id or date of a
-person is read. The result of an evaluation goes through `core.disclosure.redact` before anything is printed or drawn.
+person is read. The result of an evaluation goes through `core.redaction.redact` before anything is printed or drawn.
 The pages' sentences are in the templates.
 """
 
@@ -16,8 +16,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from ehrsequencing.core.disclosure import owners_part, redact
 from ehrsequencing.core.files import Page, write_bytes
+from ehrsequencing.core.redaction import owners_part, redact
 from ehrsequencing.evaluation.context import QUESTIONS
 from ehrsequencing.evaluation.subgroups import VISITS
 from ehrsequencing.metrics.registry import METRICS, in_columns
@@ -149,9 +149,10 @@ def subgroup_figures(m: Mapping[str, Any], scores: Scores, shown: Shown) -> dict
                 if row[metric].value is not None
             ]
             if rows and line is not None:
-                title = f"{label} by subgroup"
                 drawn.append(
-                    figures.forest(rows, title=title, label=label, reference=line, form=".2f")
+                    figures.forest(
+                        rows, title=f"{label} by subgroup", label=label, reference=line, form=".2f"
+                    )
                 )
         return {"caption": place["caption"], "figures": drawn}
     return None

@@ -132,8 +132,7 @@ class Scores:
     def _chance(self, model: str, place: Place, row: Row | None) -> float | None:
         """What a right model's value of a distance stays under; None where nothing says so."""
         name = "" if row is None else f"{row['metric']}_null"
-        value: float | None = self.values.get((model, *place, name), {}).get("value")
-        return value
+        return self.values.get((model, *place, name), {}).get("value")
 
 
 def _metric_cell(row: Row | None, chance: float | None) -> Cell:

@@ -250,8 +250,7 @@ def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
             return {name: inlined(value) for name, value in node.items()}
         return [inlined(value) for value in node] if isinstance(node, list) else node
 
-    plain: dict[str, Any] = inlined(schema)
-    return plain
+    return inlined(schema)
 
 
 # ---- the page of the server: `GET /` -------------------------------------------------------------

@@ -278,12 +278,11 @@ class Process:
 
     def sickness(self, lives: Lives) -> Floats:
         """(n,) what sets the visits and the drop-out: chronic conditions, the acute event and the marker."""
-        sickness: Floats = (
+        return (
             lives.chronic
             + self._decay[self._half_lives(lives)]
             + self.config.lab_effect * lives.lab
         )
-        return sickness
 
     def _decades(self, lives: Lives) -> Floats:
         return np.asarray(((lives.age_days + lives.day) / DAYS_PER_YEAR - 60) / 10)

@@ -44,10 +44,7 @@ class Curves:
         survival = np.maximum(self.survival, 1e-12)
         total = np.log(survival[:, :-1] / survival[:, 1:]) / np.diff(edges_days)
         either = gained.sum(axis=0)
-        hazards: Floats = total * np.divide(
-            gained, either, out=np.zeros_like(gained), where=either > 0
-        )
-        return hazards
+        return total * np.divide(gained, either, out=np.zeros_like(gained), where=either > 0)
 
 
 def horizons(follow_up_max_years: float) -> dict[str, float]:

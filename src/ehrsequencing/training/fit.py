@@ -157,8 +157,8 @@ def _members(
     if not processes.is_first:
         return None
     nll = whole.objective.tuning_nll(ensemble.to(whole.training.device))
-    found = {"seed": plan.settings.seed, "members": facts, "tuning_nll": nll}
-    return Trained(ensemble.cpu(), history, found)
+    of_ensemble = {"seed": plan.settings.seed, "members": facts, "tuning_nll": nll}
+    return Trained(ensemble.cpu(), history, of_ensemble)
 
 
 def _write(

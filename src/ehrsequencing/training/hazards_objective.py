@@ -151,9 +151,11 @@ class OwnObjective:
         try:
             self.loss(next(on_device(steps, device))).backward()  # type: ignore[no-untyped-call]
         except Exception as error:
-            what = f"failed on the first batch, {type(error).__name__}: {error}"
-            fix = "write def loss(model, batch): return model.loss(batch), or another scalar tensor"
-            raise EhrseqError(what, where="loss(model, batch)", fix=fix) from error
+            raise EhrseqError(
+                f"failed on the first batch, {type(error).__name__}: {error}",
+                where="loss(model, batch)",
+                fix="write def loss(model, batch): return model.loss(batch), or another scalar tensor",
+            ) from error
         hazards.model.zero_grad()
 
     def loss(self, step: Step) -> Tensor:

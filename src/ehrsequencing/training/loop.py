@@ -320,10 +320,10 @@ class Training:
 
     def _start(self, checkpoints: Path, *, resume: bool) -> TrainingState:
         """A new state, or that of the newest checkpoint with all its tensors."""
-        found = load_checkpoint(checkpoints) if resume else None
-        if found is None:
+        checkpoint = load_checkpoint(checkpoints) if resume else None
+        if checkpoint is None:
             return TrainingState()
-        state, tensors = found
+        state, tensors = checkpoint
         unpack_tensors(tensors, self.modules, self.optimizers)
         state.finished = self.is_over(state)  # epochs and patience may have changed
         return state

@@ -94,15 +94,14 @@ class BesideHazards:
 
     def loss(self, batch: VisitBatch) -> Tensor:
         """Summed loss of a batch's masked visits over `divisor`."""
-        loss: Tensor = self.objective(self.model, batch) / self.divisor
-        return loss
+        return self.objective(self.model, batch) / self.divisor
 
     def backward(self, loss: Tensor) -> None:
         """Add a batch's gradient to those of this step; the hazards' gradients are left alone."""
         if not loss.requires_grad:  # nothing could be masked
             return
-        found = torch.autograd.grad(loss, self.parameters, allow_unused=True)
-        pairs = zip(self.gradients, found, strict=True)
+        gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
+        pairs = zip(self.gradients, gradients, strict=True)
         self.gradients = [
             old if new is None else new if old is None else old + new for old, new in pairs
         ]

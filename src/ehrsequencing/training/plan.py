@@ -209,21 +209,24 @@ def _with_blend(
     """
     training, impossible = study.training, _without_trees(study, task)
     if training.distillation > 0 and impossible is not None:
-        fix = "leave out training.distillation"
-        raise EhrseqError(impossible, where="training.distillation", fix=fix)
+        raise EhrseqError(
+            impossible, where="training.distillation", fix="leave out training.distillation"
+        )
     if not training.network:
         if init is not None or training.blend:
             impossible = "without a network nothing is blended with it, and nothing starts from one"
         if impossible is not None:
-            fix = "leave it out"
             raise EhrseqError(
-                f"is not possible: {impossible}", where="training.network=false", fix=fix
+                f"is not possible: {impossible}", where="training.network=false", fix="leave it out"
             )
         return training.model_copy(update={"blend": False})
     reason = why_alone(study, task, train, init=init)
     if training.blend and reason is not None:
-        fix = "train the network alone with training.blend=false, or leave it out"
-        raise EhrseqError(f"is not possible: {reason}", where="training.blend=true", fix=fix)
+        raise EhrseqError(
+            f"is not possible: {reason}",
+            where="training.blend=true",
+            fix="train the network alone with training.blend=false, or leave it out",
+        )
     if training.blend is None and reason is not None:
         say(f"training the network alone, without a blend: {reason}")
     return training.model_copy(update={"blend": reason is None and training.blend is not False})
@@ -233,15 +236,23 @@ def _refuse_hopeless(
     train: TaskRecords, tuning: TaskRecords, task: TaskConfig, *, where: str
 ) -> None:
     if int(np.sum(np.diff(train.rows.row_offsets) > 0)) < 2:
-        what = "fewer than two training subjects have a prediction time"
-        raise EhrseqError(what, where=where, fix="see ehrseq check")
+        raise EhrseqError(
+            "fewer than two training subjects have a prediction time",
+            where=where,
+            fix="see ehrseq check",
+        )
     if not np.any(train.rows.cause == 1):
-        what = f"no event of interest ({task.causes[0]}) in training"
-        fix = "check the task's outcome codes with ehrseq check"
-        raise EhrseqError(what, where=where, fix=fix)
+        raise EhrseqError(
+            f"no event of interest ({task.causes[0]}) in training",
+            where=where,
+            fix="check the task's outcome codes with ehrseq check",
+        )
     if not _at_landmarks(tuning, task).any():
-        fix = "give the tuning split more subjects, or the task an earlier landmark"
-        raise EhrseqError("no tuning subject is at risk at a landmark", where=where, fix=fix)
+        raise EhrseqError(
+            "no tuning subject is at risk at a landmark",
+            where=where,
+            fix="give the tuning split more subjects, or the task an earlier landmark",
+        )
 
 
 def _at_landmarks(records: TaskRecords, task: TaskConfig) -> Bools:

@@ -126,16 +126,21 @@ def joined_processes() -> Iterator[Processes]:
         return
     gpus, local_rank = torch.cuda.device_count(), int(os.environ["LOCAL_RANK"])
     if gpus and local_rank >= gpus:
-        what = f"{os.environ['LOCAL_WORLD_SIZE']} processes on a machine with {gpus} GPU(s)"
-        fix = "start one process for each GPU, or hide the GPUs with CUDA_VISIBLE_DEVICES="
-        raise EhrseqError(what, where="torchrun --nproc-per-node", fix=fix)
+        raise EhrseqError(
+            f"{os.environ['LOCAL_WORLD_SIZE']} processes on a machine with {gpus} GPU(s)",
+            where="torchrun --nproc-per-node",
+            fix="start one process for each GPU, or hide the GPUs with CUDA_VISIBLE_DEVICES=",
+        )
     if gpus:
         torch.cuda.set_device(local_rank)
     try:
         dist.init_process_group("nccl" if gpus else "gloo", timeout=WAIT)
     except RuntimeError as error:
-        what, fix = f"not all of the {count} processes could be reached", "see docs/scale.md"
-        raise EhrseqError(what, where="torchrun", fix=fix) from error
+        raise EhrseqError(
+            f"not all of the {count} processes could be reached",
+            where="torchrun",
+            fix="see docs/scale.md",
+        ) from error
     try:
         yield Processes(int(os.environ["RANK"]), count)
     finally:
@@ -147,8 +152,11 @@ def _all_reduce(message: Tensor) -> None:
     try:
         dist.all_reduce(message)
     except RuntimeError as error:
-        fix = "find its message above (memory?), then repeat the command with --resume"
-        raise EhrseqError("another process has ended", where="ehrseq train", fix=fix) from error
+        raise EhrseqError(
+            "another process has ended",
+            where="ehrseq train",
+            fix="find its message above (memory?), then repeat the command with --resume",
+        ) from error
 
 
 # ---- the device ------------------------------------------------------------------------------------------------------
@@ -201,9 +209,10 @@ class Losses:
         waiting, self._waiting = self._waiting, []
         for (number, _, rows), value in zip(waiting, values, strict=True):
             if not math.isfinite(value):
-                fix = "lower training.learning_rate or use training.precision=32"
                 raise EhrseqError(
-                    f"the loss is not finite at step {number}", where=self.where, fix=fix
+                    f"the loss is not finite at step {number}",
+                    where=self.where,
+                    fix="lower training.learning_rate or use training.precision=32",
                 )
             state.loss_sum += value * self.scale
             state.row_count += int(rows)

@@ -81,16 +81,17 @@ def resolve_model(
     model = resolve_inputs(model, prepared)
     filled: dict[str, Any] = {"members": settings.members}
     if task.outcomes is not None and model.head == "visit":
-        what = "outcomes have hazards per day, and head=visit has none"
-        where = f"task {task.name}, outcomes"
-        raise EhrseqError(what, where=where, fix="use head=horizon")
+        raise EhrseqError(
+            "outcomes have hazards per day, and head=visit has none",
+            where=f"task {task.name}, outcomes",
+            fix="use head=horizon",
+        )
     if model.head == "visit":
         if len(task.causes) > 1 or task.index.which == "every" or task.recurrent:
-            fix = "use model.head=horizon"
             raise EhrseqError(
                 "head=visit takes one cause and one index per subject",
                 where=f"task {task.name}",
-                fix=fix,
+                fix="use model.head=horizon",
             )
         return _filled(model, filled, prepared)
     filled |= {
@@ -132,11 +133,11 @@ def starting_outcome_hazards(config: ModelConfig, records: TaskRecords) -> Tenso
             for x in (rows.entry_days[chosen], rows.duration_days[chosen], listed.days)
         )
         labels = OutcomeLabels(torch.from_numpy(listed.row), torch.from_numpy(listed.code), days)
-        found = events_and_days(
+        more_events, more_days = events_and_days(
             config.edges_days, labels, outcomes=config.outcomes, stop_days=stop, entry_days=entry
         )
-        events += found[0]
-        exposed += found[1]
+        events += more_events
+        exposed += more_days
     return starting_rates(events, exposed.clamp(min=0))
 
 
@@ -144,9 +145,10 @@ def _filled(model: ModelConfig, filled: dict[str, Any], prepared: Prepared) -> M
     """The settings with what the data decides; a different value given by the user raises an error."""
     for name, value in filled.items():
         if getattr(model, name) not in (ModelConfig.model_fields[name].default, value):
-            fix = "leave it out; values.mode and values.bins are settings of ehrseq prepare"
             raise EhrseqError(
-                "is decided by the prepared data", where=f"model.{name}, {prepared.folder}", fix=fix
+                "is decided by the prepared data",
+                where=f"model.{name}, {prepared.folder}",
+                fix="leave it out; values.mode and values.bins are settings of ehrseq prepare",
             )
     return ModelConfig.model_validate(model.model_dump() | filled)
 
@@ -188,8 +190,11 @@ def study_for_cohort(
     if study.transfer != (nothing := TransferConfig()):
         given = study.transfer.model_dump()
         name = next(n for n, value in nothing.model_dump().items() if given[n] != value)
-        fix = "name the model with --init, or leave the setting out"
-        raise EhrseqError("needs a model to start from", where=f"transfer.{name}", fix=fix)
+        raise EhrseqError(
+            "needs a model to start from",
+            where=f"transfer.{name}",
+            fix="name the model with --init, or leave the setting out",
+        )
     train = prepared.records(task_name, "train")
     if subjects_with_event(train.rows) >= FEW_EVENTS:
         return study

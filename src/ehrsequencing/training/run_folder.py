@@ -120,12 +120,17 @@ class RunFolder:
             is_finished = resume and (self.out / MANIFEST).is_file()
             if is_finished:
                 if not is_json_of(self.out / MANIFEST, self.finished):
-                    what = f"holds something other than {self.finished.what}"
-                    raise EhrseqError(what, where=str(self.out), fix="name another folder")
+                    raise EhrseqError(
+                        f"holds something other than {self.finished.what}",
+                        where=str(self.out),
+                        fix="name another folder",
+                    )
                 manifest = read_manifest(self.out, what=self.finished.what)
-                fix = "name another folder with --out for a run with other settings or data"
                 self._require_own(
-                    manifest, self.settings, was="holds a finished run made with", fix=fix
+                    manifest,
+                    self.settings,
+                    was="holds a finished run made with",
+                    fix="name another folder with --out for a run with other settings or data",
                 )
             else:
                 self.begin(resume=resume)
@@ -146,8 +151,11 @@ class RunFolder:
             not any(map(is_temporary, (path, *path.relative_to(self.out).parents)))
             for path in files
         ):
-            fix = "name another folder, or add --resume to go on with its run, or --overwrite to start again"
-            raise EhrseqError("is not empty", where=str(self.out), fix=fix)
+            raise EhrseqError(
+                "is not empty",
+                where=str(self.out),
+                fix="name another folder, or add --resume to go on with its run, or --overwrite to start again",
+            )
         write_json(mark, {**self.unfinished.facts, **self.identity, "made_of": self.settings})
 
     def _require_own(
@@ -159,8 +167,11 @@ class RunFolder:
             "settings": differing(settings, noted.get("made_of")),
         }.items():
             if other:
-                what = f"{was} other {kind} (what differs: {', '.join(other)})"
-                raise EhrseqError(what, where=str(self.out), fix=fix)
+                raise EhrseqError(
+                    f"{was} other {kind} (what differs: {', '.join(other)})",
+                    where=str(self.out),
+                    fix=fix,
+                )
 
 
 def fingerprint_of(identity: Mapping[str, str], settings: Mapping[str, str]) -> str:
@@ -329,17 +340,18 @@ def load_checkpoint(folder: Path) -> tuple[TrainingState, dict[str, Tensor]] | N
     if not folder.is_dir():
         return None
     # an empty folder is a checkpoint whose first write was interrupted
-    found = [path for path in _checkpoints(folder) if entries(path)]
-    if not found:
+    written = [path for path in _checkpoints(folder) if entries(path)]
+    if not written:
         return None
-    newest = found[-1]
+    newest = written[-1]
     try:
         read_manifest(newest, what=CHECKPOINT.what)
         state = TrainingState(**read_json(newest / "state.json"))
         return state, load_file(newest / "state.safetensors")
     except (EhrseqError, SafetensorError) as error:
-        fix = "start again in an empty folder"
-        raise EhrseqError(f"is damaged: {error}", where=str(newest), fix=fix) from error
+        raise EhrseqError(
+            f"is damaged: {error}", where=str(newest), fix="start again in an empty folder"
+        ) from error
 
 
 def pack_tensors(

@@ -140,8 +140,11 @@ class Trainer:
         """
         if self.settings.distillation > 0:
             if taught is None:
-                fix = "train with ehrseq train or eh.fit, or set training.distillation=0"
-                raise EhrseqError("nobody to learn from", where="training.distillation", fix=fix)
+                raise EhrseqError(
+                    "nobody to learn from",
+                    where="training.distillation",
+                    fix="train with ehrseq train or eh.fit, or set training.distillation=0",
+                )
             self.objective.taught = taught
         checkpoints = out / "checkpoints"
         state = self.training.run(out, checkpoints, resume=resume, on_progress=on_progress)
@@ -207,5 +210,4 @@ def recalibrate_head(
 def bootstrap_sample(subjects: Ints, *, seed: int) -> Ints:
     """As many subjects, drawn with replacement: some twice or more, about a third of them not at all."""
     rng = np.random.default_rng([seed, len(subjects)])
-    sample: Ints = rng.choice(subjects, len(subjects))
-    return sample
+    return rng.choice(subjects, len(subjects))

@@ -61,13 +61,17 @@ class Pretrained:
         self.manifest = read_manifest(folder, what="a pretrained model or a finished run")
         self.is_run = self.manifest.get("kind") in (RUN.name, SHARED_RUN.name)
         if not self.is_run and self.manifest.get("kind") != PRETRAINED.name:
-            fix = "name a folder that ehrseq pretrain or ehrseq train made"
-            raise EhrseqError("holds no model to start from", where=str(folder), fix=fix)
+            raise EhrseqError(
+                "holds no model to start from",
+                where=str(folder),
+                fix="name a folder that ehrseq pretrain or ehrseq train made",
+            )
         self.config = read_config(folder)
         if self.config.members > 1:
-            fix = "name a run of one model (training.members=1)"
             raise EhrseqError(
-                "is an ensemble, which nothing can start from", where=str(folder), fix=fix
+                "is an ensemble, which nothing can start from",
+                where=str(folder),
+                fix="name a run of one model (training.members=1)",
             )
         self.vocabulary = Vocabulary.load(folder)
 
@@ -127,9 +131,9 @@ class Match:
         total = max(float(base_weight[is_code].sum()), 1.0)
         overlap = {}
         for number, name in enumerate(MATCHES):
-            found = is_code & (self.how == number)
-            share = float(base_weight[found].sum()) / total
-            overlap[name] = {"codes": int(found.sum()), "share": share}
+            is_matched = is_code & (self.how == number)
+            share = float(base_weight[is_matched].sum()) / total
+            overlap[name] = {"codes": int(is_matched.sum()), "share": share}
         return overlap
 
 
@@ -158,9 +162,9 @@ def match_vocabularies(
             continue
         code, summary, bin_ = key
         name = code if code in theirs.index else _nearest_ancestor(code, parents, theirs)
-        found = None if name is None else their_token.get((name, summary, bin_))
-        if found is not None:
-            source[token] = found
+        their = None if name is None else their_token.get((name, summary, bin_))
+        if their is not None:
+            source[token] = their
             how[token] = MATCHES.index("name" if name == code else "ancestor")
     return Match(source, how)
 
@@ -223,9 +227,11 @@ class Transfer:
         theirs, given = self.source.config, model.model_fields_set - {"size"}
         for name in {"dim", "architecture"} & given:
             if getattr(model, name) != getattr(theirs, name):
-                what = f"has model.{name}={getattr(theirs, name)}, which a training from it keeps"
-                fix = f"leave out model.{name}" + (" and model.size" if name == "dim" else "")
-                raise EhrseqError(what, where=str(self.source.folder), fix=fix)
+                raise EhrseqError(
+                    f"has model.{name}={getattr(theirs, name)}, which a training from it keeps",
+                    where=str(self.source.folder),
+                    fix=f"leave out model.{name}" + (" and model.size" if name == "dim" else ""),
+                )
         names = set(ModelConfig.model_fields) - {*DECIDED_BY_DATA, "size", "frozen"}
         settings = {name: getattr(theirs, name) for name in names}
         settings |= {name: getattr(model, name) for name in given}
@@ -287,9 +293,9 @@ class Transfer:
         if not source.is_run:  # only queries carry summaries, and pretraining has no queries
             first = len(vocabulary) - len(vocabulary.made_of)
             is_found[first:] &= [summary < 0 for _, summary, _ in vocabulary.made_of]
-        found = np.flatnonzero(is_found)
-        to = (found[:, None] * terms + np.arange(terms)).ravel()
-        origin = (match.source[found][:, None] * terms + np.arange(terms)).ravel()
+        tokens = np.flatnonzero(is_found)
+        to = (tokens[:, None] * terms + np.arange(terms)).ravel()
+        origin = (match.source[tokens][:, None] * terms + np.arange(terms)).ravel()
         with torch.no_grad():
             ours[torch.from_numpy(to)] = theirs[torch.from_numpy(origin)].to(ours.dtype)
         copied[name] = np.repeat(is_found, terms)

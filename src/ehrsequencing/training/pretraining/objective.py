@@ -204,8 +204,7 @@ def code_embedding(model: SurvivalModel) -> CodeEmbedding:
 def target_rows(batch: RecordBatch) -> Tensor:
     """(C, d) embeddings of the target codes."""
     table = code_embedding(batch.model).table
-    rows: Tensor = table(torch.from_numpy(batch.codes.tokens).to(table.weight.device))
-    return rows
+    return table(torch.from_numpy(batch.codes.tokens).to(table.weight.device))
 
 
 # ---- what is measured ------------------------------------------------------------------------------------------------
@@ -262,8 +261,7 @@ class Measures:
 
 def _sums(group: Ints, values: Floats) -> Floats:
     """Sum of each group's values."""
-    sums: Floats = np.bincount(group.reshape(-1), weights=values).astype(np.float64)
-    return sums
+    return np.bincount(group.reshape(-1), weights=values).astype(np.float64)
 
 
 def ratio_interval(total: Floats, terms: Floats) -> dict[str, float | None]:
@@ -290,8 +288,7 @@ def ratio_interval(total: Floats, terms: Floats) -> dict[str, float | None]:
 
 def subjects_of(batch: RecordBatch, visits: Ints) -> Ints:
     """(n,) the subject of each of some visits of `batch.timelines`."""
-    subject: Ints = np.searchsorted(batch.timelines.subject_offsets, visits, side="right") - 1
-    return subject
+    return np.searchsorted(batch.timelines.subject_offsets, visits, side="right") - 1
 
 
 def ranks_of(scores: Tensor, row: Ints, code: Ints) -> Ints:

@@ -208,16 +208,16 @@ class TimeToCode(CodeObjective):
 
     def forward(self, batch: RecordBatch, measures: Measures | None = None) -> Tensor:
         """Mean loss of the visits that are not their subject's last."""
-        found = times_to_codes(batch.timelines, batch.step.rows, batch.codes, most=self.most)
-        n, device = len(found.chosen), self.start.device
+        times = times_to_codes(batch.timelines, batch.step.rows, batch.codes, most=self.most)
+        n, device = len(times.chosen), self.start.device
         if not n or batch.states is None:
             return self.start.new_zeros(())
-        positions = torch.from_numpy(batch.step.positions[found.chosen])
+        positions = torch.from_numpy(batch.step.positions[times.chosen])
         z = gather_rows(batch.states, to_device(positions, device))
-        stop = torch.from_numpy(found.stop_days).float().to(device)
-        days = torch.from_numpy(found.days).float().to(device)
+        stop = torch.from_numpy(times.stop_days).float().to(device)
+        days = torch.from_numpy(times.days).float().to(device)
         row, code = (
-            to_device(torch.from_numpy(index), device) for index in (found.row, found.code)
+            to_device(torch.from_numpy(index), device) for index in (times.row, times.code)
         )
         labels = OutcomeLabels(row, code, days)
         factors, vectors, edges = self.head(z), self.head.vectors.weight, self.head.edges_days
@@ -232,17 +232,17 @@ class TimeToCode(CodeObjective):
                 none, vectors, self.start, edges_days=edges, stop_days=stop, labels=labels
             )
             measures.add("frequency loss", each.double().sum(), n)
-            self._measure(self.head.log_hazards(z), found, batch, measures)
+            self._measure(self.head.log_hazards(z), times, batch, measures)
         return loss
 
     def _measure(
-        self, log_hazards: Tensor, found: TimesToCodes, batch: RecordBatch, measures: Measures
+        self, log_hazards: Tensor, times: TimesToCodes, batch: RecordBatch, measures: Measures
     ) -> None:
         """Recall of the codes that come first after each visit, by their hazards in the bin of that time."""
-        n = len(found.chosen)
+        n = len(times.chosen)
         first = np.full(n, np.inf)
-        np.minimum.at(first, found.row, found.days)
-        is_first = found.days <= first[found.row]
+        np.minimum.at(first, times.row, times.days)
+        is_first = times.days <= first[times.row]
         first[np.isinf(first)] = 0.0
         bins, every = (
             torch.from_numpy(event_bin(self.head.edges_days, first)),
@@ -250,7 +250,7 @@ class TimeToCode(CodeObjective):
         )
         by_frequency = self.start.cpu().T[bins]
         ours = log_hazards.detach().cpu()[every, :, bins]
-        row, code = found.row[is_first], found.code[is_first]
+        row, code = times.row[is_first], times.code[is_first]
         guesses = {"model": ours, "frequency": by_frequency}
         ranks = {name: ranks_of(guess, row, code) for name, guess in guesses.items()}
-        measures.add_recalls(ranks, subjects_of(batch, batch.step.rows[found.chosen])[row])
+        measures.add_recalls(ranks, subjects_of(batch, batch.step.rows[times.chosen])[row])

@@ -79,9 +79,11 @@ class Pretrainer:
         classes = {name: objective.class_of(name) for name in self.weights}
         blind = [name for name, one in classes.items() if not one.is_bidirectional]
         if self.config.attention == "bidirectional" and blind:
-            what = f"{', '.join(blind)} would see what it should guess"
-            fix = "pretrain with masked_codes, or with model.attention=causal"
-            raise EhrseqError(what, where="model.attention=bidirectional", fix=fix)
+            raise EhrseqError(
+                f"{', '.join(blind)} would see what it should guess",
+                where="model.attention=bidirectional",
+                fix="pretrain with masked_codes, or with model.attention=causal",
+            )
 
         # which codes may be predicted
         self.excluded: dict[str, Ints] = {}
@@ -137,18 +139,26 @@ class Pretrainer:
         where = str(self.prepared.folder)
         for name, timelines in {"training": self.train, "tuning": self.tuning}.items():
             if not len(timelines.end_us):
-                fix = "give that split more subjects (splits of ehrseq prepare)"
-                raise EhrseqError(f"no {name} subject has a visit", where=where, fix=fix)
+                raise EhrseqError(
+                    f"no {name} subject has a visit",
+                    where=where,
+                    fix="give that split more subjects (splits of ehrseq prepare)",
+                )
         if len(self.codes) >= 2:
             return
         if not self.excluded or self.task_name is None:
-            fix = "prepare more records, or a lower vocabulary.min_subjects"
-            raise EhrseqError("has fewer than two codes to predict", where=where, fix=fix)
+            raise EhrseqError(
+                "has fewer than two codes to predict",
+                where=where,
+                fix="prepare more records, or a lower vocabulary.min_subjects",
+            )
         has_outcomes = self.prepared.task(self.task_name).outcomes is not None
         whose = "outcome and of its outcomes" if has_outcomes else "outcome"
-        what = f"without the codes of the {whose} and their relatives, fewer than two codes are left to predict"
-        fix = "use pretraining.exclude=none to predict all codes; the audit then warns that outcomes were targets"
-        raise EhrseqError(what, where=f"task {self.task_name} in {where}", fix=fix)
+        raise EhrseqError(
+            f"without the codes of the {whose} and their relatives, fewer than two codes are left to predict",
+            where=f"task {self.task_name} in {where}",
+            fix="use pretraining.exclude=none to predict all codes; the audit then warns that outcomes were targets",
+        )
 
     @property
     def made_of(self) -> dict[str, str]:
@@ -172,8 +182,7 @@ class Pretrainer:
                     self.out, folder.checkpoints, resume=resume, on_progress=on_progress
                 )
                 self._write(state)
-        results: dict[str, Any] = read_json(self.out / RESULTS_FILE)
-        return results
+        return read_json(self.out / RESULTS_FILE)
 
     def _results(self, state: TrainingState) -> dict[str, Any]:
         """What the best weights do on the tuning split, beside the baselines."""

@@ -209,14 +209,14 @@ def excluded_targets(
     outcome, relatives = _by_ontology(own, vocabulary, parents)
     near = near_synonyms(prepared.records(task_name, "train"), vocabulary, causes=len(task.outcome))
     patterns = () if task.outcomes is None else task.outcomes.codes
-    found = {
+    by_reason = {
         "outcome": outcome,
         "relatives": relatives,
         "synonyms": near,
         "outcomes": np.concatenate(_by_ontology(patterns, vocabulary, parents)),
     }
     excluded: dict[str, Ints] = {}
-    for reason, tokens in found.items():  # a code has the first reason that applies
+    for reason, tokens in by_reason.items():  # a code has the first reason that applies
         excluded[reason] = np.setdiff1d(tokens, all_of(excluded))
     return excluded
 
@@ -249,8 +249,8 @@ def _by_ontology(
             children.setdefault(parent, []).append(code)
     below = set().union(*(reachable(code, children) for code in named)) if named else set()
     rolled = {vocabulary.rolled_up(code) for code in named}
-    found = ancestors | below | {code for code in rolled if code is not None}
-    return _tokens(vocabulary, own), _tokens(vocabulary, found)
+    relatives = ancestors | below | {code for code in rolled if code is not None}
+    return _tokens(vocabulary, own), _tokens(vocabulary, relatives)
 
 
 def _tokens(vocabulary: Vocabulary, codes: Iterable[str]) -> Ints:
@@ -289,11 +289,11 @@ def near_synonyms(records: TaskRecords, vocabulary: Vocabulary, *, causes: int) 
         for mask, counts in ((is_near, near), (is_near & is_first, first_near)):
             seen = np.unique(owner[mask] * size + tokens[mask])
             np.add.at(counts, seen % size, 1)
-    found = (near >= LEAST_SUBJECTS) & (
+    is_synonym = (near >= LEAST_SUBJECTS) & (
         (near > MOST_NEAR * carriers) | (first_near > MOST_NEAR * with_outcome)
     )
-    found &= np.arange(size) >= vocabulary.n_unknown
-    return np.flatnonzero(found)
+    is_synonym &= np.arange(size) >= vocabulary.n_unknown
+    return np.flatnonzero(is_synonym)
 
 
 def _carriers(records: TaskRecords, vocabulary: Vocabulary) -> Ints:

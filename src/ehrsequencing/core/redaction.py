@@ -1,0 +1,438 @@
+"""Redact an evaluation for sharing: every file that may leave goes through this module. Simulated data is exact.
+
+`disclosure.py` has the rules.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ehrsequencing.core.disclosure import (
+    SMALLEST_COUNT,
+    TOO_FEW,
+    enough_people,
+    nearest,
+    rounded,
+    shareable_count,
+    shareable_rate,
+)
+from ehrsequencing.core.files import Shareable
+
+_FEWEST_BETWEEN = 20  # difference of two rounded counts that is of 11 people or more
+NO_HISTOGRAM: Mapping[str, Any] = {
+    "edges": [0.0],
+    "shares": [],
+    "n": [],
+}  # as earlier versions had none
+#: The owner's file with the exact result; its name in `metrics.json` marks that file as redacted.
+INDIVIDUAL = "metrics-individual.json"
+
+# What `metrics.json` has of a result: facts as they are, numbers rounded.
+_FACTS = (
+    "title", "run", "weights", "made_of", "split", "created", "versions", "task", "question", "causes", "models",
+    "horizons_days", "landmarks_days", "main", "strongest", "config", "warnings", "score", "tripod",
+    "recalibrated_in_training", "audit",
+)  # fmt: skip
+_CHECKS = (
+    "time_zero",
+    "predictor_cutoff",
+    "parameters",
+    "tuning_trials",
+    "seeds",
+    "members",
+    "trained",
+)
+_EXTERNAL = ("data", "unmatched", "subjects", "seen_in_training", "people", "new_codes", "drift")
+_COUNTS = (  # of people, in the rows of a result
+    "subjects", "evaluated", "events", "n", "at_risk", "seen_in_training", "new_codes", "without_record_before",
+    "first_record_later",
+)  # fmt: skip
+_RATES = (  # of a split's inputs
+    "prediction_times", "unknown_token_rate", "unknown_age_rate", "no_visit_before_rate", "codes_per_visit",
+    "visits_per_subject", "numeric_value_rate",
+)  # fmt: skip
+Row = Mapping[str, Any]
+Cells = Mapping[tuple[Any, Any, Any], tuple[int, int]]
+
+
+def redact(result: Row, *, decimals: bool = True) -> Shareable:
+    """Redact an evaluation: the content of `metrics.json` from the exact result.
+
+    What this module does not name is left out, so that no new key slips through. A redacted result stays as it is.
+
+    Args:
+        result: The exact result.
+        decimals: Whether metrics are rounded; the pages round when they print, so that their words ("better") follow
+            from the metrics as they are.
+    """
+    if result["data"].get("simulated") or "individual" in result:
+        return Shareable(result)
+    cells = _cells(result)
+    at_risk = {
+        None: result["data"]["subjects"].get(result["split"], 0),
+        **{row["landmark_days"]: row["subjects"] for row in result["at_risk"]},
+    }
+    inputs = _inputs(present) if (present := result.get("inputs")) else None
+    parts: dict[str, Callable[[Row], Any]] = {
+        "checks": lambda row: _counted({name: row.get(name) for name in _CHECKS}),
+        "external": partial(_external, rates=inputs["by_split"] if inputs else {}),
+        "recalibration": partial(_recalibration, result=result, cells=cells),
+        "repeated_splits": partial(_repeated, cells=cells),
+    }
+    shown = {
+        "data": _data(result["data"]),
+        "attrition": _attrition(result["attrition"]),
+        "events": _counts(result["events"]),
+        "at_risk": [_followed(row, at_risk) for row in result["at_risk"]],
+        "follow_up": [_followed(row, at_risk) for row in result.get("follow_up") or []],
+        "smallest_g": [
+            {**row, "g": shareable_rate(row["g"], at_risk.get(row["landmark_days"], 0))}
+            for row in result.get("smallest_g") or []
+        ],
+        "metrics": [_cell(row, cells) for row in result["metrics"]],
+        "differences": [_cell(row, cells) for row in result.get("differences") or []],
+        "subgroups": [_cell(row, {}) for row in result.get("subgroups") or []],
+        "smooth_calibration": _drawn(result, "smooth_calibration", cells, _smooth),
+        "decision": _drawn(result, "decision", cells, _decision),
+        "incidence": [
+            {**row, "groups": [_risk_group(group) for group in row["groups"]]}
+            for row in result.get("incidence") or []
+        ],
+        "trajectories": [],
+        "inputs": inputs,
+        **{name: make(result[name]) if result.get(name) else None for name, make in parts.items()},
+        "records_before": [_counted(row) for row in result.get("records_before") or []],
+        "oracle": None,
+    }
+    trained = {
+        name: result[name] for name in ("history", "baselines", "blend", "codes") if name in result
+    }
+    shown |= _changed(trained, partial(_learned, events=result["events"]))
+    facts = {name: _changed(result[name], _file_names) for name in _FACTS if name in result}
+    return Shareable({"individual": INDIVIDUAL, **facts, **(rounded(shown) if decimals else shown)})
+
+
+def _learned(row: Row, *, events: Row) -> dict[str, Any]:
+    """What training tells, without the likelihoods and weights that few people's events decide."""
+    had = {
+        split: {name: n for name, n in counts.items() if name != "censored"}
+        for split, counts in events.items()
+    }
+    decided_by = {
+        # hidden: seconds × subjects a second are the training people, and so are steps × subjects a step
+        ("subjects_per_second", "steps"): 0,
+        ("tuning_nll", "best_part"): max(had.get("tuning", {}).values(), default=0),
+        ("train_nll",): max(had.get("train", {}).values(), default=0),
+        # the weight of a part of a blend
+        ("value", "low", "high"): had.get("train", {}).get(row.get("cause"), SMALLEST_COUNT),
+    }
+    hidden = {name for names, n in decided_by.items() if n < SMALLEST_COUNT for name in names}
+    return {**row, **dict.fromkeys(hidden & row.keys())}
+
+
+def redact_rows(exact: Row, *, is_simulated: bool, is_pooled: bool = False) -> Shareable:
+    """Redact a result of nested rows, each with its own numbers of people, as a comparison of runs.
+
+    What `is_pooled` was made of files that were redacted at their sites, cell by cell.
+    """
+    of_row = _counted if is_pooled else partial(_cell, cells={})
+    return Shareable(exact if is_simulated else rounded(_changed(exact, of_row)))
+
+
+def owners_part(result: Row) -> dict[str, Any]:
+    """What only the owner's page has of an exact result, in the place of what is redacted: exact curves, persons."""
+    curves = ("smooth_calibration", "decision", "incidence")
+    exact = {name: _changed(result.get(name) or [], _counted) for name in curves}
+    return {**exact, "trajectories": result["trajectories"], "is_owners": True}
+
+
+def redact_audit(result: Row) -> Shareable:
+    """Redact an audit, whose checks have hidden few people in their words: the counts of what was tested."""
+    return Shareable(
+        {
+            **result,
+            "checks": [{**one, "tested": _counts(one["tested"])} for one in result["checks"]],
+        }
+    )
+
+
+def _file_names(row: dict[str, Any]) -> dict[str, Any]:
+    """Settings that name a file, without its folder."""
+    return {
+        name: Path(value).name if name in ("file", "tripod") and isinstance(value, str) else value
+        for name, value in row.items()
+    }
+
+
+def _changed(
+    value: Any, of_row: Callable[..., Any] = dict, of_leaf: Callable[[Any], Any] = lambda leaf: leaf
+) -> Any:
+    """Nested mappings and lists with every mapping, or every leaf, replaced by what a function makes of it."""
+    if isinstance(value, Mapping):
+        return of_row({name: _changed(inner, of_row, of_leaf) for name, inner in value.items()})
+    if isinstance(value, list | tuple):
+        return [_changed(inner, of_row, of_leaf) for inner in value]
+    return of_leaf(value)
+
+
+def _counts(value: Any) -> Any:
+    """Every count in nested mappings and lists; texts stay."""
+    return _changed(value, of_leaf=shareable_count)
+
+
+def _counted(row: Row) -> dict[str, Any]:
+    return {**row, **{name: _counts(row[name]) for name in _COUNTS if name in row}}
+
+
+def _cells(result: Row) -> Cells:
+    """(landmark, cause, horizon) → people with the event, people."""
+    cells = {
+        (row["landmark_days"], cause, horizon): (events, subjects)
+        for row in result["at_risk"]
+        for cause, counts in row["events"].items()
+        for horizon, events, subjects in zip(
+            result["horizons_days"], counts, row["evaluated"], strict=True
+        )
+    }
+    counted = [row for row in result["metrics"] if row.get("events") is not None]
+    return {_place(row): (row["events"], row["subjects"]) for row in counted} | cells
+
+
+def _place(row: Row) -> tuple[Any, Any, Any]:
+    return row["landmark_days"], row["cause"], row["horizon_days"]
+
+
+def _may_show(row: Row, cells: Cells) -> bool:
+    """Whether enough people had the event, and had it not, by the row's own counts or those of its cell."""
+    own = row.get("events"), row.get("subjects", row.get("n"))
+    events, subjects = cells.get(_place(row), own) if None in own and cells else own
+    if events is None or subjects is None:
+        return True
+    if row.get("metric") == "nll":  # who has no event is censored, and in the mean as everybody is
+        return bool(events >= SMALLEST_COUNT)
+    return enough_people(events, subjects)
+
+
+def _cell(row: Row, cells: Cells) -> dict[str, Any]:
+    """A row with its counts; without its metrics where too few people had the event, or had it not."""
+    if _may_show(row, cells):
+        return _counted(row)
+    values = {"value", "mean", "median", "wins", "low", "high", "oe", "auc", "brier"}
+    values |= {name for name in row if name.endswith("_difference")}
+    gone = dict.fromkeys(values & row.keys())
+    return {**_counted(row), **gone, "hidden": True, "reason": TOO_FEW}
+
+
+def _drawn(result: Row, name: str, cells: Cells, shown: Any) -> list[dict[str, Any]]:
+    """The rows of a figure, of the places that may be shown."""
+    rows = [shown(row) for row in result.get(name) or [] if _may_show(row, cells)]
+    return [row for row in rows if row]
+
+
+def _data(data: Row) -> dict[str, Any]:
+    large = {name for name, count in data["subjects"].items() if count >= SMALLEST_COUNT}
+    rows = {
+        name: {
+            split: shareable_count(n)
+            for split, n in (data.get(name) or {}).items()
+            if split in large
+        }
+        for name in ("visits", "prediction_times")
+    }
+    return {
+        "name": data.get("name"),
+        "simulated": data.get("simulated"),
+        **rows,
+        "subjects": _counts(data["subjects"]),
+    }
+
+
+def _attrition(steps: Sequence[Row]) -> list[dict[str, Any]]:
+    # leaves out the indexes, which are people where each has one
+    return [
+        {
+            **{name: step[name] for name in ("step", "reason") if name in step},
+            **_counts({name: step[name] for name in ("subjects", "excluded")}),
+        }
+        for step in steps
+    ]
+
+
+def _followed(row: Row, at_risk: Mapping[Any, int]) -> dict[str, Any]:
+    """Times in whole days, where there are enough people: a median of few is the time of one of them."""
+    large = at_risk.get(row["landmark_days"], 0) >= SMALLEST_COUNT
+    times = {
+        name: round(row[name]) if large else None
+        for name in ("median_days", "low", "high")
+        if row.get(name) is not None
+    }
+    return {**_counted(row), **times}
+
+
+def _inputs(inputs: Row) -> dict[str, Any]:
+    """Rates of each split of at least 11 people; a share of few people's prediction times is left out."""
+    rates = {}
+    for split, row in inputs["by_split"].items():
+        people, sides = row["subjects"], row.get("people", {})
+        shown = {
+            name: None
+            if people < SMALLEST_COUNT or 0 < min(sides.get(name, [0])) < SMALLEST_COUNT
+            else row[name]
+            for name in _RATES
+        }
+        shown["prediction_times"] = shareable_count(shown["prediction_times"])
+        if shown["visits_per_subject"] is not None:
+            shown["visits_per_subject"] *= people / nearest(people)
+        rates[split] = {"subjects": shareable_count(people), **shown}
+    return {"by_split": rates}
+
+
+def _external(external: Row, rates: Row) -> dict[str, Any]:
+    """What an external validation says of its data; rates of tokens are those of the inputs."""
+    return {
+        **_counted({name: external.get(name) for name in _EXTERNAL}),
+        "unknown_token_rate": rates.get("external", {}).get("unknown_token_rate"),
+        "training_unknown_token_rate": rates.get("train", {}).get("unknown_token_rate"),
+    }
+
+
+def _recalibration(recalibration: Row, result: Row, cells: Cells) -> dict[str, Any]:
+    """Calibration before and after, of causes with enough events by every horizon."""
+    landmark = recalibration["landmark_days"]
+    large = {
+        cause
+        for cause in result["causes"]
+        if all(
+            enough_people(*cells.get((landmark, cause, days), (11, 22)))
+            for days in result["horizons_days"]
+        )
+    }
+    fitted = recalibration.get("fitted", {})
+    shown = {
+        cause
+        for cause, row in fitted.items()
+        if shareable_count(row["events"]) not in (f"<{SMALLEST_COUNT}", 0)
+    }
+    parts = {"before": large, "after": large, "fitted": shown}
+    return {
+        **recalibration,
+        **{
+            name: {
+                cause: _counted(row)
+                for cause, row in recalibration.get(name, {}).items()
+                if cause in causes
+            }
+            for name, causes in parts.items()
+        },
+    }
+
+
+def _repeated(repeated: Row, cells: Cells) -> dict[str, Any]:
+    """Means over random splits; not each split's value."""
+    return {
+        "splits": repeated["splits"],
+        "seeds": repeated.get("seeds"),
+        **{
+            name: [{**_cell(row, cells), "values": []} for row in repeated[name]]
+            for name in ("rows", "differences")
+        },
+    }
+
+
+def _risk_group(group: Row) -> dict[str, Any]:
+    """Incidence without the days by which too few people of the group had the event, or had it not.
+
+    The curve is that of rounded counts: it rises where the rounded count of events does.
+    """
+    n, counts = group["n"], group["events"]
+    places = [nearest(had) for had in counts]
+    first = [places.index(place) for place in places]  # the day of each step
+    factor = [
+        n / nearest(n) * place / had if had else 1.0
+        for place, had in zip(places, counts, strict=True)
+    ]
+    shown = [not had or enough_people(had, n) for had in counts]
+    curves = {
+        name: [
+            group[name][k] * factor[k] if ok and value is not None else None
+            for value, k, ok in zip(group[name], first, shown, strict=True)
+        ]
+        for name in ("observed", "low", "high")
+    }
+    return {
+        "predicted": group["predicted"],
+        **curves,
+        "n": _counts(group["n"]),
+        "at_risk": _counts(group["at_risk"]),
+    }
+
+
+def _smooth(row: Row) -> dict[str, Any]:
+    """A calibration curve over the histogram of the risks, whose bars are of rounded counts."""
+    bars = row.get("histogram", NO_HISTOGRAM)
+    shares = [round(nearest(n) / nearest(row["n"]), 3) or None for n in bars["n"]]
+    return {**_counted(row), "histogram": {"edges": bars["edges"], "shares": shares}}
+
+
+def _decision(row: Row) -> dict[str, Any]:
+    """A decision curve of rounded counts, where at least 11 people stand above the threshold, none of them few.
+
+    Operating points are shown where 11 people above it had the event, 11 had not, and none or 11 were missed.
+    """
+    n, odds = row["n"], [threshold / (1 - threshold) for threshold in row["thresholds"]]
+    counts = list(zip(row["events_above"], row["above"], odds, strict=True))
+    shown = [nearest(above) > 0 and not 0 < had < SMALLEST_COUNT for had, above, _ in counts]
+    moved = [_by_rounding(*one, of=n) for one in counts]
+    factors = [_operating_factors(had, above, row["events"], n) for had, above, _ in counts]
+    everyone = [_by_rounding(row["events"], n, one, of=n) for one in odds]
+    return {
+        **_counted(row),
+        **_points(row, ("net_benefit", "low", "high"), shown, moved),
+        **_points(row, ("treat_all",), shown, everyone),
+        **{
+            name: [
+                v and by and min(round(v * by[name.partition("_")[0]], 9), 1.0)
+                for v, by in zip(row[name], factors, strict=True)
+            ]
+            for name in row
+            if name.startswith(("flagged", "sensitivity", "ppv"))
+        },
+        "above": [],
+        "events_above": [],
+    }
+
+
+def _operating_factors(had: int, above: int, events: int, n: int) -> dict[str, float] | None:
+    """What a share is multiplied with so that it is one of rounded counts; None where few people would be told."""
+    counts = had, above, events, n
+    to_had, to_above, to_events, to_n = (nearest(count) / max(count, 1) for count in counts)
+    falsely, missed = nearest(above) - nearest(had), nearest(events) - nearest(had)
+    if not to_had or falsely < _FEWEST_BETWEEN or 0 < missed < _FEWEST_BETWEEN:
+        return None
+    return {
+        "flagged": to_above / to_n,
+        "sensitivity": to_had / to_events,
+        "ppv": to_had / to_above,
+    }
+
+
+def _by_rounding(events: int, people: int, odds: float, *, of: int) -> float:
+    """How much a net benefit moves when it is computed from rounded counts."""
+    exact = (events - (people - events) * odds) / of
+    events, people, of = map(nearest, (events, people, of))
+    return (events - (people - events) * odds) / of - exact
+
+
+def _points(
+    row: Row, names: Sequence[str], shown: Sequence[bool], moved: Sequence[float]
+) -> dict[str, Any]:
+    """Curves with a number added to each point; None where a point may not be shown."""
+    return {
+        name: row[name]
+        and [
+            round(v + by, 9) if ok and v is not None else None
+            for v, ok, by in zip(row[name], shown, moved, strict=True)
+        ]
+        for name in names
+    }
