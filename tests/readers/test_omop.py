@@ -106,6 +106,13 @@ def test_the_files_are_valid_meds(small: Path) -> None:
     assert {p.name for p in small.iterdir()} == {"data", "metadata", "manifest.json"}
 
 
+def upper_case(folder: Path) -> Path:
+    """The folder, each of its files by its name in upper case, as some databases export them."""
+    for path in list(folder.iterdir()):
+        path.rename(folder / path.name.upper())
+    return folder
+
+
 def write_deltas(tables: Tables, folder: Path) -> Path:
     """Parquet as Spark and DuckDB may write it: texts and numbers as differences."""
     for path in write_parquet(tables, folder).iterdir():
@@ -121,6 +128,7 @@ def write_deltas(tables: Tables, folder: Path) -> Path:
 
 STORES: dict[str, Callable[[Tables, Path], Path | str]] = {
     "upper-case headers": lambda t, f: write_csv(t, f, upper=True),
+    "upper-case endings": lambda t, f: upper_case(write_csv(t, f, gz=True)),
     "gz": lambda t, f: write_csv(t, f, gz=True),
     "tabs": lambda t, f: write_csv(t, f, delimiter="\t"),
     "parquet": write_parquet,

@@ -82,11 +82,12 @@ def test_names_and_numbers_of_patients_stay_behind(tmp_path: Path) -> None:
     ("change", "end"),
     [
         (lambda text: gzip.compress(text.encode()), "csv.gz"),
+        (lambda text: gzip.compress(text.encode()), "CSV.GZ"),
         (lambda text: text.replace("\n", "\r\n").encode(), "csv"),
         (lambda text: b"\xef\xbb\xbf" + text.encode(), "CSV"),
         (lambda text: text.partition("\n")[0].lower().encode() + b"\n" + text.partition("\n")[2].encode(), "csv"),
     ],
-    ids=["gz", "CRLF", "byte order mark", "lower-case header"],
+    ids=["gz", "upper-case ending", "CRLF", "byte order mark", "lower-case header"],
 )
 def test_the_same_bytes_from_every_kind_of_file(tmp_path: Path, change: Callable[[str], bytes], end: str) -> None:
     tables = NEW | {"conditions": NEW["conditions"].replace("\nso", " so")}  # its line break would become CRLF, too

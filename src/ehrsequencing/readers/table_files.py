@@ -315,10 +315,14 @@ def _batches(
 ) -> Iterator[pa.RecordBatch]:
     """The blocks of a CSV file; none where it has only a header."""
     read = pacsv.ReadOptions(column_names=header, skip_rows=1, block_size=BLOCK_BYTES)
+    packing = "gzip" if path.suffix.lower() == ".gz" else None  # Arrow knows it in lower case only
     with _reading(path, _AS_CSV):
         try:
             stream = pacsv.open_csv(
-                path, read_options=read, parse_options=parse, convert_options=convert
+                pa.input_stream(path, compression=packing),
+                read_options=read,
+                parse_options=parse,
+                convert_options=convert,
             )
         except pa.ArrowInvalid as error:
             if str(error).startswith("Empty CSV file"):
