@@ -83,6 +83,12 @@ def test_a_plot_takes_axes_and_gives_them_back(here: Path) -> None:
     told = [text.get_text() for text in ax.texts]
     assert "hf happened" in told
     assert "today" in told
+    ax = pyplot.subplots()[1]
+    assert run.plot_effect("marker", progress=False, ax=ax) is ax  # of the records that the run was trained on
+    curve = ax.lines[0]
+    assert ax.get_xlabel() == "newest value of LAB//MARKER"
+    assert len(curve.get_xdata()) == 9
+    assert 0 < curve.get_ydata().min() < curve.get_ydata().max() < 1
 
 
 @pytest.mark.parametrize(
@@ -94,6 +100,8 @@ def test_a_plot_takes_axes_and_gives_them_back(here: Path) -> None:
         (lambda run: run.attention("meds/", subject=-1), "no such subject"),
         (lambda run: run.plot_risk("meds/", subject=-1), "no such subject"),
         (lambda run: run.explain("meds/", subject=1, kind="organ"), "no kind"),
+        (lambda run: run.plot_effect("SEX//F", "meds/"), "codes with numbers: there is no code 'SEX//F'"),
+        (lambda run: run.plot_effect("age", "meds/"), "'age' is not one code with numbers .name one of LAB//MARKER"),
         (lambda run: run.evaluation.plot_calibration("3y"), "3y was not evaluated .use one of 1y, 2y"),
         (lambda run: run.evaluation.plot_incidence(cause="hff"), "no cause 'hff' .use one of hf, death"),
     ],

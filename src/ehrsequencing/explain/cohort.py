@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from ehrsequencing.core.arrays import Bools, Floats, Ints, hash_u64
 from ehrsequencing.core.disclosure import SMALLEST_COUNT, count_text
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.explain.deletions import deletion
 from ehrsequencing.explain.record import Question, SubjectRecord, subject_records
 from ehrsequencing.metrics.bootstrap import bootstrap_subjects, percentile_interval
@@ -81,15 +82,7 @@ def explain_cohort(
     Raises:
         EhrseqError: Nobody has a prediction time.
     """
-    parts = [np.zeros(0, np.int64)]
-    for shard, rows in records.prediction_times(Moment("last")):
-        parts.append(shard.subject_id[np.unique(rows.subject)])
-    everybody = np.concatenate(parts)
-    if not len(everybody):
-        raise no_prediction_times(records)
-    order = np.argsort(hash_u64(everybody.astype(np.uint64)), kind="stable")
-    chosen = set(everybody[order[:subjects]].tolist())
-    people = list(subject_records(records, chosen))
+    people = sampled_people(records, subjects)
     others = _other_values(people)
     has_numbers = question.run.study.values.mode != "none"
     ranges = _ranges(people) if has_numbers else {}
@@ -108,7 +101,7 @@ def explain_cohort(
         subject += [len(risks)] * len(effects)
         risks.append(removed.risk)
         is_part |= removed.is_part
-        progress(len(risks), len(chosen))
+        progress(len(risks), len(people))
     weights = None
     if bootstrap:
         weights = np.concatenate(list(bootstrap_subjects(np.arange(len(risks)), bootstrap, 0)))
@@ -117,6 +110,86 @@ def explain_cohort(
         code, sizes, np.array(subject, dtype=np.int64), weights, len(risks), {*others, *ranges}
     )
     return CohortEffects(len(risks), float(np.mean(risks)), table, is_part)
+
+
+def sampled_people(records: NewRecords, subjects: int | None) -> list[SubjectRecord]:
+    """The records of at most so many people, chosen by a hash of their ids; None: all.
+
+    Raises:
+        EhrseqError: Nobody has a prediction time.
+    """
+    parts = [np.zeros(0, np.int64)]
+    for shard, rows in records.prediction_times(Moment("last")):
+        parts.append(shard.subject_id[np.unique(rows.subject)])
+    everybody = np.concatenate(parts)
+    if not len(everybody):
+        raise no_prediction_times(records)
+    order = np.argsort(hash_u64(everybody.astype(np.uint64)), kind="stable")
+    chosen = set(everybody[order[:subjects]].tolist())
+    return list(subject_records(records, chosen))
+
+
+# ---- the risk over the values of a code ------------------------------------------------------------------------------
+
+
+CURVE_RANGE = (5, 95)  # percentiles between which a number is moved
+CURVE_POINTS = 9
+
+
+@dataclass(frozen=True)
+class ValueEffect:
+    """The mean risk over the values of a code, among those who have a number of it.
+
+    Attributes:
+        value: (K,) from the 5th to the 95th percentile of their newest numbers.
+        risk: (K,) their mean risk if the newest number of each of them were that.
+        low: (K,) lower limits of the 95 % intervals by bootstrap over subjects.
+        high: (K,) the upper limits.
+    """
+
+    value: Floats
+    risk: Floats
+    low: Floats
+    high: Floats
+
+
+def value_effect(
+    question: Question,
+    records: NewRecords,
+    people: Sequence[SubjectRecord],
+    code: str,
+    *,
+    bootstrap: int = 200,
+) -> ValueEffect:
+    """Move the newest number of a code at the last prediction times; all other rows stay as they are.
+
+    Raises:
+        EhrseqError: The run reads no numbers, or fewer than 11 people have different numbers of the code.
+    """
+    if question.run.study.values.mode == "none":
+        fix = "train with values.mode other than none"
+        raise EhrseqError("the run reads no numbers", where=code, fix=fix)
+    rows = [(record, _newest_numbers(record).get(code)) for record in people]
+    own = [(record, row) for record, row in rows if row is not None]
+    numbers = [record.record.events.value[row] for record, row in own]
+    few = len(own) < SMALLEST_COUNT
+    first, last = (np.nan, np.nan) if few else np.percentile(numbers, CURVE_RANGE).tolist()
+    if few or first == last:
+        what = f"fewer than {SMALLEST_COUNT} people have different numbers of it"
+        raise EhrseqError(what, where=code, fix="name a code with more numbers")
+    value = np.linspace(first, last, CURVE_POINTS)
+    risk = np.empty((len(own), CURVE_POINTS))
+    for k, (record, row) in enumerate(own):
+        moved = [row] * CURVE_POINTS, [code] * CURVE_POINTS, value.tolist()
+        risk[k] = _with_changed_rows(question, records, record, *moved)[:, 0]
+    weights = np.concatenate(list(bootstrap_subjects(np.arange(len(own)), bootstrap, 0)))
+    low, high = percentile_interval(weights @ risk / weights.sum(axis=1, keepdims=True))
+    return ValueEffect(value, risk.mean(axis=0), low, high)
+
+
+def numbered_codes(people: Sequence[SubjectRecord]) -> list[str]:
+    """The codes of which somebody has a number at the last prediction time, in the order of the alphabet."""
+    return sorted({code for record in people for code in _newest_numbers(record)})
 
 
 # ---- codes that are compared with another value ----------------------------------------------------------------------
@@ -181,21 +254,33 @@ def _contrasts(
         names.append((code, OF_RANGE))
     if not names:
         return {}
-    longer, place = _with_rows(question, records, record, new_rows, codes, values)
+    answers = _with_changed_rows(question, records, record, new_rows, codes, values)
+    change = answers[::2] - answers[1::2]
+    return {name: (float(a), float(b)) for name, (a, b) in zip(names, change, strict=True)}
+
+
+def _with_changed_rows(
+    question: Question,
+    records: NewRecords,
+    record: SubjectRecord,
+    rows: Sequence[int],
+    codes: Sequence[str],
+    values: Sequence[float],
+) -> Floats:
+    """(E, 2) last risk and log hazard of copies of a record, in each of which one row has another code and number."""
+    longer, place = _with_rows(question, records, record, rows, codes, values)
     is_new = np.zeros(len(longer.record.events), dtype=bool)
     is_new[place] = True
     original = np.flatnonzero(~is_new)
 
     def copies() -> Iterator[Bools]:
-        for row, new in zip(new_rows, place, strict=True):
+        for row, new in zip(rows, place, strict=True):
             copy = ~is_new
             copy[original[row]] = False
             copy[new] = True
             yield copy
 
-    answers = question.of_copies(longer, copies(), rows=[-1])[:, 0]
-    change = answers[::2] - answers[1::2]
-    return {name: (float(a), float(b)) for name, (a, b) in zip(names, change, strict=True)}
+    return question.of_copies(longer, copies(), rows=[-1])[:, 0]
 
 
 def _with_rows(
