@@ -7,7 +7,7 @@ from ehrsequencing.api.cox import named_codes
 from ehrsequencing.api.predictions import MOST_SUBJECTS, days_of, opened
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.explain import Question
-from ehrsequencing.explain.cohort import numbered_codes, sampled_people, value_effect
+from ehrsequencing.explain.cohort import newest_numbers, sampled_people, value_effect
 from ehrsequencing.prediction.run import Run
 
 
@@ -26,8 +26,8 @@ def plot_effect_of_run(
     """The effect of a value as a curve: the mean risk if everybody's newest number of a code were this.
 
     The number is moved from its 5th to its 95th percentile in the records of up to 1,000 people, at their last
-    prediction times; all other rows stay as they are. The band is the 95 % interval of the mean over people. It is an
-    association in the model, not an effect of treatment.
+    prediction times; all other rows stay as they are. It is an association in the model, not what a treatment
+    would change.
 
     Args:
         run: The run.
@@ -63,11 +63,11 @@ def plot_effect_of_run(
     )
     source = run.prepared().manifest["data_path"] if data is None else data
     with opened(run, source, facts=facts, show=progress, label="moving values") as records:
-        people = sampled_people(records, MOST_SUBJECTS)
-        known = numbered_codes(people)
+        newest = newest_numbers(sampled_people(records, MOST_SUBJECTS))
+        known = sorted(newest)
         chosen = named_codes(code, known, where="codes with numbers")[1]
         if len(chosen) > 1 or chosen[0] not in known:
             fix = f"name one of {', '.join(known[:4])} …"
             raise EhrseqError(f"{code!r} is not one code with numbers", where="code", fix=fix)
-        effect = value_effect(question, records, people, chosen[0])
-    return plots.effect(effect, code=chosen[0], question=question.text, ax=ax)
+        value, risk = value_effect(question, records, newest, chosen[0])
+    return plots.effect(value, risk, code=chosen[0], question=question.text, ax=ax)

@@ -9,7 +9,6 @@ from ehrsequencing.config import DAYS_PER_YEAR, format_days
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.disclosure import NO_HISTOGRAM
 from ehrsequencing.core.errors import EhrseqError, install
-from ehrsequencing.explain.cohort import ValueEffect
 from ehrsequencing.prediction.prediction_file import Risks
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.reporting.figures import group_names
@@ -181,12 +180,11 @@ def decision(rows: Sequence[Row], *, title: str, ax: Any = None) -> Any:
     return ax
 
 
-def effect(found: ValueEffect, *, code: str, question: str, ax: Any = None) -> Any:
-    """The mean risk over the values of a code, with its band; see `TrainedRun.plot_effect`."""
+def effect(value: Floats, risk: Floats, *, code: str, question: str, ax: Any = None) -> Any:
+    """The mean risk over the values of a code; see `TrainedRun.plot_effect`."""
     ax = axes(ax)
-    ax.plot(found.value, found.risk, "o-", color=COLOURS[0], lw=2, ms=3.5)
-    ax.fill_between(found.value, found.low, found.high, color=COLOURS[0], alpha=0.18, lw=0)
-    ax.set_ylim(0.0, 1.08 * found.high.max())
+    ax.plot(value, risk, "o-", color=COLOURS[0], lw=2, ms=3.5)
+    ax.set_ylim(0.0, 1.08 * risk.max())
     return _finish(ax, x=f"newest value of {code}", y=f"mean risk of {question}")
 
 

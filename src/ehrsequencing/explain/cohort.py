@@ -22,6 +22,7 @@ from ehrsequencing.prediction.predict import Moment, NewRecords, no_prediction_t
 from ehrsequencing.records.visits import make_record
 
 NEARLY_ALL = 0.9  # share of the subjects beyond which a record without a code is unlike any other
+NewestNumbers = dict[str, list[tuple[SubjectRecord, int]]]  # by code
 Compared = tuple[str, str | None]  # a code, and what it is compared with
 RANGE = (10, 90)  # percentiles between which a number is moved
 OF_RANGE = f"{RANGE[0]}th percentile"  # what a code with a number is compared with
@@ -136,32 +137,14 @@ CURVE_RANGE = (5, 95)  # percentiles between which a number is moved
 CURVE_POINTS = 9
 
 
-@dataclass(frozen=True)
-class ValueEffect:
-    """The mean risk over the values of a code, among those who have a number of it.
-
-    Attributes:
-        value: (K,) from the 5th to the 95th percentile of their newest numbers.
-        risk: (K,) their mean risk if the newest number of each of them were that.
-        low: (K,) lower limits of the 95 % intervals by bootstrap over subjects.
-        high: (K,) the upper limits.
-    """
-
-    value: Floats
-    risk: Floats
-    low: Floats
-    high: Floats
-
-
 def value_effect(
-    question: Question,
-    records: NewRecords,
-    people: Sequence[SubjectRecord],
-    code: str,
-    *,
-    bootstrap: int = 200,
-) -> ValueEffect:
+    question: Question, records: NewRecords, newest: NewestNumbers, code: str
+) -> tuple[Floats, Floats]:
     """Move the newest number of a code at the last prediction times; all other rows stay as they are.
+
+    Returns:
+        (K,) values from the 5th to the 95th percentile of the newest numbers, and (K,) the mean risk of those who have
+        one if the number of each of them were that.
 
     Raises:
         EhrseqError: The run reads no numbers, or fewer than 11 people have different numbers of the code.
@@ -169,27 +152,19 @@ def value_effect(
     if question.run.study.values.mode == "none":
         fix = "train with values.mode other than none"
         raise EhrseqError("the run reads no numbers", where=code, fix=fix)
-    rows = [(record, _newest_numbers(record).get(code)) for record in people]
-    own = [(record, row) for record, row in rows if row is not None]
+    own = newest[code]
     numbers = [record.record.events.value[row] for record, row in own]
-    few = len(own) < SMALLEST_COUNT
-    first, last = (np.nan, np.nan) if few else np.percentile(numbers, CURVE_RANGE).tolist()
-    if few or first == last:
+    first, last = np.percentile(numbers, CURVE_RANGE).tolist()
+    if len(own) < SMALLEST_COUNT or first == last:
         what = f"fewer than {SMALLEST_COUNT} people have different numbers of it"
         raise EhrseqError(what, where=code, fix="name a code with more numbers")
     value = np.linspace(first, last, CURVE_POINTS)
-    risk = np.empty((len(own), CURVE_POINTS))
-    for k, (record, row) in enumerate(own):
-        moved = [row] * CURVE_POINTS, [code] * CURVE_POINTS, value.tolist()
-        risk[k] = _with_changed_rows(question, records, record, *moved)[:, 0]
-    weights = np.concatenate(list(bootstrap_subjects(np.arange(len(own)), bootstrap, 0)))
-    low, high = percentile_interval(weights @ risk / weights.sum(axis=1, keepdims=True))
-    return ValueEffect(value, risk.mean(axis=0), low, high)
-
-
-def numbered_codes(people: Sequence[SubjectRecord]) -> list[str]:
-    """The codes of which somebody has a number at the last prediction time, in the order of the alphabet."""
-    return sorted({code for record in people for code in _newest_numbers(record)})
+    codes, values = [code] * CURVE_POINTS, value.tolist()
+    risks = [
+        _with_changed_rows(question, records, record, [row] * CURVE_POINTS, codes, values)[:, 0]
+        for record, row in own
+    ]
+    return value, np.mean(risks, axis=0)
 
 
 # ---- codes that are compared with another value ----------------------------------------------------------------------
@@ -214,14 +189,22 @@ def _newest_numbers(record: SubjectRecord) -> dict[str, int]:
     return {events.codes[events.code[row]]: row for row in rows.tolist()}
 
 
-def _ranges(people: Sequence[SubjectRecord]) -> dict[str, tuple[float, float]]:
-    """The percentiles `RANGE` of each code's newest numbers, of codes of at least 11 subjects."""
-    numbers: dict[str, list[float]] = {}
+def newest_numbers(people: Sequence[SubjectRecord]) -> NewestNumbers:
+    """Whose record has the newest number of each code in which row, at their last prediction times."""
+    rows: NewestNumbers = {}
     for record in people:
         for code, row in _newest_numbers(record).items():
-            numbers.setdefault(code, []).append(float(record.record.events.value[row]))
-    common = {code: own for code, own in numbers.items() if len(own) >= SMALLEST_COUNT}
-    percentiles = {code: np.percentile(own, RANGE).tolist() for code, own in common.items()}
+            rows.setdefault(code, []).append((record, row))
+    return rows
+
+
+def _ranges(people: Sequence[SubjectRecord]) -> dict[str, tuple[float, float]]:
+    """The percentiles `RANGE` of each code's newest numbers, of codes of at least 11 subjects."""
+    percentiles = {
+        code: np.percentile([record.record.events.value[row] for record, row in own], RANGE)
+        for code, own in newest_numbers(people).items()
+        if len(own) >= SMALLEST_COUNT
+    }
     return {code: (low, high) for code, (low, high) in percentiles.items() if low < high}
 
 
