@@ -25,18 +25,16 @@ TIME_PARTS = 2  # within which the factor is constant; the cohort's own hazard k
 EVENTS_TO_TRY = 500
 UNWATCHED_TREES = 100  # of a cause that no tuning subject had: nothing says when to stop
 _CHUNK_ROWS = 1024  # rows that walk through all trees together: what fits the cache
-MOST_TREES, PATIENCE = (
-    500,
-    25,
-)  # of a cause; rounds without a gain for tuning subjects, after which it stops
+MOST_TREES = 500  # of a cause
+PATIENCE = 25  # trees without a gain for tuning subjects, after which it stops
 _FEW_ROWS = 20_000  # below, threads wait for one another longer than they work
 _ALWAYS: dict[str, Any] = {
     "objective": "poisson",
     "poisson_max_delta_step": 1e-9,  # plain Newton steps
     "metric": "poisson",
     "boost_from_average": False,
-    "max_bin": MOST_BINS,
-    "min_data_in_bin": 1,  # the features are bins already
+    "max_bin": 2 * MOST_BINS,  # the features are bins already, and NaN is one more
+    "min_data_in_bin": 1,
     "bin_construct_sample_cnt": 2**31 - 1,
     "min_sum_hessian_in_leaf": 1e-3,
     "feature_pre_filter": False,
