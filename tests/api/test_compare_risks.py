@@ -95,6 +95,11 @@ def test_pictures_and_tables(tmp_path: Any) -> None:
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["a", "b", "act on everyone"]
     assert "tabular" in found.to_latex()
     assert repr(found).startswith("Accuracy of each model for event by 365d")
+    assert found.subgroups().empty
+    with pytest.raises(EhrseqError, match="no curves by risk group"):
+        found.plot_incidence()
+    with pytest.raises(AttributeError, match=r"use ev\.calibration"):
+        getattr(found, "calibration_curve")  # noqa: B009
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """A run in Python: predictions equal those of the command, frames go in and out, and errors say how to go on."""
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -83,6 +84,12 @@ def test_a_plot_takes_axes_and_gives_them_back(here: Path) -> None:
     told = [text.get_text() for text in ax.texts]
     assert "hf happened" in told
     assert "today" in told
+    ax = pyplot.subplots()[1]
+    assert run.plot_effect("marker", progress=False, ax=ax) is ax  # of the records that the run was trained on
+    curve = ax.lines[0]
+    assert ax.get_xlabel() == "newest value of LAB//MARKER"
+    assert len(curve.get_xdata()) == 9
+    assert 0 < curve.get_ydata().min() < curve.get_ydata().max() < 1
 
 
 @pytest.mark.parametrize(
@@ -94,6 +101,8 @@ def test_a_plot_takes_axes_and_gives_them_back(here: Path) -> None:
         (lambda run: run.attention("meds/", subject=-1), "no such subject"),
         (lambda run: run.plot_risk("meds/", subject=-1), "no such subject"),
         (lambda run: run.explain("meds/", subject=1, kind="organ"), "no kind"),
+        (lambda run: run.plot_effect("SEX//F", "meds/"), "codes with numbers: there is no code 'SEX//F'"),
+        (lambda run: run.plot_effect("age", "meds/"), "'age' is not one code with numbers .name one of LAB//MARKER"),
         (lambda run: run.evaluation.plot_calibration("3y"), "3y was not evaluated .use one of 1y, 2y"),
         (lambda run: run.evaluation.plot_incidence(cause="hff"), "no cause 'hff' .use one of hf, death"),
     ],
@@ -171,6 +180,27 @@ def test_a_risk_and_what_a_code_adds_to_it(here: Path, tmp_path: Path) -> None:
             assert shown[0] - without == pytest.approx(why[codes[0]], abs=2e-6)
             compared += 1
     assert compared > 2
+
+
+@pytest.mark.parametrize("code", ["LAB//MARKER", "LAB//OTHER"])
+def test_table_1_has_the_newest_numbers_and_who_has_none(code: str, here: Path) -> None:
+    """Against the rows themselves: quantiles are those of a scale, within its steps."""
+    ev, rows = eh.load("runs/hf").evaluation, eh.read_meds("meds/")
+    people = ev.outcomes(landmark=0)
+    numbers = rows[rows.code == code].merge(people[["subject_id", "prediction_time"]], on="subject_id")
+    numbers = numbers[numbers.time <= numbers.prediction_time].sort_values("time", kind="stable")
+    newest = numbers.groupby("subject_id").numeric_value.last()
+    frame = ev.table1().frame
+    cell = frame.loc[f"{code}, median (quartiles)", "held-out"]
+    shown = [float(number) for number in re.findall(r"[\d.]+", cell)]
+    expected = newest.quantile([0.5, 0.25, 0.75])
+    np.testing.assert_allclose(shown, expected, atol=0.02 * np.ptp(newest))
+    unknown = len(people) - len(newest)
+    assert frame.loc[f"{code} unknown, n (%)", "held-out"].startswith(f"{unknown} (")
+    ev.simulated = False
+    shared = ev.table1().frame.loc[f"{code} unknown, n (%)"]
+    assert shared["held-out"] == ("15 (25)" if unknown else "0 (0)")  # 12 of 61
+    assert shared["tuning"] == ("<11" if unknown else "0 (0)")  # 4 of 45
 
 
 def test_how_accurate_the_run_is(here: Path, tmp_path: Path) -> None:

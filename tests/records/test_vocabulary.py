@@ -75,7 +75,9 @@ def test_any_codes_become_tokens_and_come_back(
             assert (found.base == own).sum() == 1 + len(summaries) + len(bins)
             assert set(found.base[summaries].tolist()) <= {own}
             values = np.array([found.knots[found.scale[own], 60]])
-            made_of = found.encode_values(np.array([own], np.int32), values)[0]
+            made_of, pair = found.encode_values(np.array([own], np.int32), values)
+            if mode in ("polynomial", "interpolate"):
+                np.testing.assert_allclose(found.numbers_at(own, pair[:, 0]), values, rtol=1e-5, atol=1e-5)
             assert found.base[made_of].tolist() == [own]
             name = found.tokens[int(made_of[0])]
             if mode == "bins" and name != f"{code}//Q3":  # then a code, or another code's token, has that name

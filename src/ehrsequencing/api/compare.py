@@ -37,8 +37,8 @@ from ehrsequencing.evaluation.evaluated import Evaluated
 from ehrsequencing.evaluation.pooling import pool, read_sites
 from ehrsequencing.evaluation.population import Population, RowFinder
 from ehrsequencing.evaluation.results import without_few
-from ehrsequencing.metrics.calibration import incidence_gap
 from ehrsequencing.metrics.censoring import aalen_johansen, checked_outcome
+from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.predictors.predictor import Predictor
 from ehrsequencing.records.timelines import TaskRecords
@@ -281,7 +281,7 @@ def compare_risks(
     estimates = scope_estimates(scope, names)
     curves, indices = smooth_rows(scope, names, models=[*given], seed=seed)
     for name in given:
-        distance = estimate(scope, name, lambda rows: {"aj": np.abs(incidence_gap(rows))})["aj"]
+        distance = estimate(scope, name, _distance_at_horizon)["aj"]
         at = {"model": name, "cause": names[0], "metric": "aj"}
         indices += long_rows(scope, distance.of_cause(0), **at)
     result = {
@@ -299,6 +299,12 @@ def compare_risks(
         "decision": decision_rows(scope, names, models=[*given], thresholds=thresholds),
     }
     return RiskComparison(result, Path())
+
+
+def _distance_at_horizon(rows: ScoredRows) -> dict[str, Floats]:
+    """How far the mean risk is from the observed incidence by the horizon; no risk is known before it."""
+    mean = (rows.weights @ rows.risk[:, :, 0] / rows.total_weight[:, None])[:, :, None]
+    return {"aj": np.abs(rows.finish(mean - rows.observed_risk))}
 
 
 class _OnOwnRecords(Predictor):

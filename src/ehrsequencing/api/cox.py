@@ -193,7 +193,7 @@ def _last_values(
     spells: pd.DataFrame, values: pd.DataFrame, name: str
 ) -> tuple[str, "pd.Series[Any]"]:
     """A covariate's name in the table, and its last value at the start of each spell."""
-    label, codes = _named(name, sorted(values["code"].unique()))
+    label, codes = named_codes(name, sorted(values["code"].unique()))
     own = values[values["code"].isin(codes)].fillna({"time": _LONG_AGO})
     own = own.sort_values("time", kind="stable")
     is_ever = codes == [label]
@@ -209,14 +209,16 @@ def _last_values(
     return label, (last.fillna(0.0) if is_ever else last).set_axis(spells.index)
 
 
-def _named(name: str, codes: Sequence[str]) -> tuple[str, list[str]]:
+def named_codes(
+    name: str, codes: Sequence[str], *, where: str = "covariates"
+) -> tuple[str, list[str]]:
     """What a covariate names: a code, or the codes of a family, such as `GENDER` of `GENDER//F`; births for `age`.
 
     A name, or what stands after its last `//`, counts before a part of that.
 
-    >>> _named("bili", ["LAB//bilirubin", "LAB//albumin"])
+    >>> named_codes("bili", ["LAB//bilirubin", "LAB//albumin"])
     ('LAB//bilirubin', ['LAB//bilirubin'])
-    >>> _named("sex", ["GENDER//F", "GENDER//M"])
+    >>> named_codes("sex", ["GENDER//F", "GENDER//M"])
     ('GENDER', ['GENDER//F', 'GENDER//M'])
 
     Raises:
@@ -235,7 +237,7 @@ def _named(name: str, codes: Sequence[str]) -> tuple[str, list[str]]:
     if len(found := whole or part) != 1:
         what = f"{name!r} names {len(found)} codes" if found else f"there is no code {name!r}"
         fix = f"name one of {', '.join(found[:4])}" if found else "eh.codes(data) lists them"
-        raise EhrseqError(what, where="covariates", fix=fix)
+        raise EhrseqError(what, where=where, fix=fix)
     return found[0], members[found[0]]
 
 

@@ -268,7 +268,7 @@ def score(
         raise EhrseqError(
             "expected a file or a frame of risks",
             where="score",
-            fix="write eh.metrics.brier(time, cause, risk, horizon=…) and its like for arrays",
+            fix="write eh.compare_risks(risks, time, cause, horizon=…) for arrays",
         )
     settings = study_of(study, sections, where="score" if prepared is None else "score --prepared")
     if not is_path(predictions) and out is None:

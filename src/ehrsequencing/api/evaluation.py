@@ -142,10 +142,11 @@ class EvaluationResult(Hinted):
             ['age', 'sex']
         """
         names = [*SUBGROUP_METRICS, *(f"{name}_difference" for name in SUBGROUP_METRICS)]
-        table = pd.DataFrame(self.result["subgroups"], columns=[*SUBGROUP_PLACE, *names])
+        rows = self.result.get("subgroups") or []
+        table = pd.DataFrame(rows, columns=[*SUBGROUP_PLACE, *names])
         for name in names:
             for end, key in (("", "value"), ("_low", "low"), ("_high", "high")):
-                cells = [(row.get(name) or {}).get(key) for row in self.result["subgroups"]]
+                cells = [(row.get(name) or {}).get(key) for row in rows]
                 table[f"{name}{end}"] = np.array(cells, dtype=np.float64)
         return table
 
@@ -307,7 +308,7 @@ class EvaluationResult(Hinted):
             'cumulative incidence'
         """
         place, title = self._place(None, cause, landmark)
-        rows = _at_place(self.result["incidence"], **place)
+        rows = _at_place(self.result.get("incidence") or [], **place)
         if not rows:
             raise EhrseqError(
                 "there are no curves by risk group at this landmark",

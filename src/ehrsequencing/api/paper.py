@@ -9,6 +9,7 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from ehrsequencing.config import DAYS_PER_YEAR
+from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.disclosure import SMALLEST_COUNT, count_text, shareable_rate
 from ehrsequencing.core.errors import EhrseqError, refuse_unknown
 from ehrsequencing.metrics.censoring import median_follow_up_days
@@ -16,13 +17,19 @@ from ehrsequencing.metrics.registry import in_columns, taken
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.predictors.features import LinearDesign
 from ehrsequencing.predictors.fitting_data import FittingData
-from ehrsequencing.predictors.history import AGE_KNOTS_YEARS
+from ehrsequencing.predictors.history import (
+    AGE_KNOTS_YEARS,
+    FeatureSpec,
+    fit_feature_spec,
+    history_features,
+)
 from ehrsequencing.predictors.landmark_cox import LandmarkCox
 from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.reporting.wording import with_interval
 
-_MOST_CODES = 12  # codes without a time, in table 1
+_MOST_CODES = 12  # codes without a time, and as many with numbers, in table 1
 
 
 @dataclass(frozen=True, repr=False)
@@ -65,6 +72,8 @@ def cohort_table(
 ) -> PaperTable:
     """Table 1: the subjects of each split at a landmark. Counts of 1 to 10 people are hidden, unless simulated."""
     columns = {}
+    train = prepared.records(task, "train")
+    spec = fit_feature_spec(train, prepared.vocabulary, enough=SMALLEST_COUNT)
     for split in SPLITS:
         records = prepared.records(task, split)
         at = records.at_landmark(landmark)
@@ -77,6 +86,7 @@ def cohort_table(
             "age in years, median (quartiles)": people.quartiles(records.rows.age_years[at]),
             "visits before, median (quartiles)": people.quartiles(records.rows.visits_before[at]),
             **_static_rows(prepared, records.timelines.take(subject), people),
+            **_number_rows(prepared, records, at, spec, people),
             "median follow-up in years": "–",
         }
         if people.are_enough:
@@ -115,13 +125,13 @@ class _People:
             return f"{self.count(people)} ({100 * share:.0f})"
         return count_text(people) if people < SMALLEST_COUNT else "–"
 
-    def quartiles(self, values: ArrayLike) -> str:
+    def quartiles(self, values: ArrayLike, form: str = ".0f") -> str:
         known = np.asarray(values, dtype=np.float64)
         known = known[np.isfinite(known)]
         if len(known) < (1 if self.is_simulated else SMALLEST_COUNT):
             return "–"
         low, middle, high = np.quantile(known, [0.25, 0.5, 0.75])
-        return f"{middle:.0f} ({low:.0f} to {high:.0f})"
+        return f"{middle:{form}} ({low:{form}} to {high:{form}})"
 
 
 def _static_rows(prepared: Prepared, timelines: Any, people: _People) -> dict[str, str]:
@@ -132,6 +142,20 @@ def _static_rows(prepared: Prepared, timelines: Any, people: _People) -> dict[st
     names = prepared.vocabulary.tokens
     most = np.argsort(-counts, kind="stable")[:_MOST_CODES]
     return {f"{names[codes[k]]}, n (%)": people.share(int(counts[k])) for k in sorted(most)}
+
+
+def _number_rows(
+    prepared: Prepared, records: TaskRecords, at: Ints, spec: FeatureSpec, people: _People
+) -> dict[str, str]:
+    """The newest number of each of the most frequent codes with numbers, and how many people have none."""
+    words, cells = prepared.vocabulary, dict[str, str]()
+    history = history_features(records, words, chosen=at, columns=spec)
+    for token in spec.numeric[:_MOST_CODES]:
+        name = words.tokens[token]
+        newest = words.numbers_at(token, history[:, spec.index[f"last {name}"]])
+        cells[f"{name}, median (quartiles)"] = people.quartiles(newest, ".3g")
+        cells[f"{name} unknown, n (%)"] = people.share(int(np.isnan(newest).sum()))
+    return cells
 
 
 def accuracy_table(

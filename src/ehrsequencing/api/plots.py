@@ -180,6 +180,14 @@ def decision(rows: Sequence[Row], *, title: str, ax: Any = None) -> Any:
     return ax
 
 
+def effect(value: Floats, risk: Floats, *, code: str, question: str, ax: Any = None) -> Any:
+    """The mean risk over the values of a code; see `TrainedRun.plot_effect`."""
+    ax = axes(ax)
+    ax.plot(value, risk, "o-", color=COLOURS[0], lw=2, ms=3.5)
+    ax.set_ylim(0.0, 1.08 * risk.max())
+    return _finish(ax, x=f"newest value of {code}", y=f"mean risk of {question}")
+
+
 def incidence(row: Row, *, title: str, ax: Any = None) -> Any:
     """Observed and predicted cumulative incidence by risk group; see `EvaluationResult.plot_incidence`.
 

@@ -10,6 +10,7 @@ import pandas as pd
 
 from ehrsequencing.api.cox import cox_of_run
 from ehrsequencing.api.data import PreparedData, data_config, meds_folder
+from ehrsequencing.api.effect import plot_effect_of_run
 from ehrsequencing.api.evaluation import EvaluationResult, main_c
 from ehrsequencing.api.paper import hazard_ratios
 from ehrsequencing.api.predictions import (
@@ -343,6 +344,7 @@ class TrainedRun(Hinted, Run):
         return hazard_ratios(self, store, cause)
 
     cox = cox_of_run
+    plot_effect = plot_effect_of_run
 
     # ---- training and evaluation -------------------------------------------------------------------------------
 

@@ -56,6 +56,11 @@ def missing_name(module: str, name: str, known: Iterable[str]) -> Exception:
     return kind(lacks(module, name, known))
 
 
+def _owner(thing: Any) -> str:
+    """The class of the table that something is of: its own, or the nearest one that it inherits from."""
+    return next(cls.__name__ for cls in type(thing).__mro__ if cls.__name__ in _table())
+
+
 class Hinted:
     """A class of the table, whose missing names are answered."""
 
@@ -64,10 +69,10 @@ class Hinted:
         def __getattr__(self, name: str) -> Any:
             # of an AttributeError in f(**self) Python would make an error without our words
             kind = EhrseqError if name == "keys" else AttributeError
-            raise kind(lacks(type(self).__name__, name, dir(type(self))))
+            raise kind(lacks(_owner(self), name, dir(type(self))))
 
         def __getitem__(self, key: Any) -> Any:
-            raise TypeError(lacks(type(self).__name__, "[]", ()))
+            raise TypeError(lacks(_owner(self), "[]", ()))
 
 
 def answering(function: Called) -> Called:

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from ehrsequencing.core.arrays import Bools, Floats, Ints, hash_u64
 from ehrsequencing.core.disclosure import SMALLEST_COUNT, count_text
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.explain.deletions import deletion
 from ehrsequencing.explain.record import Question, SubjectRecord, subject_records
 from ehrsequencing.metrics.bootstrap import bootstrap_subjects, percentile_interval
@@ -21,6 +22,7 @@ from ehrsequencing.prediction.predict import Moment, NewRecords, no_prediction_t
 from ehrsequencing.records.visits import make_record
 
 NEARLY_ALL = 0.9  # share of the subjects beyond which a record without a code is unlike any other
+NewestNumbers = dict[str, list[tuple[SubjectRecord, int]]]  # by code
 Compared = tuple[str, str | None]  # a code, and what it is compared with
 RANGE = (10, 90)  # percentiles between which a number is moved
 OF_RANGE = f"{RANGE[0]}th percentile"  # what a code with a number is compared with
@@ -81,15 +83,7 @@ def explain_cohort(
     Raises:
         EhrseqError: Nobody has a prediction time.
     """
-    parts = [np.zeros(0, np.int64)]
-    for shard, rows in records.prediction_times(Moment("last")):
-        parts.append(shard.subject_id[np.unique(rows.subject)])
-    everybody = np.concatenate(parts)
-    if not len(everybody):
-        raise no_prediction_times(records)
-    order = np.argsort(hash_u64(everybody.astype(np.uint64)), kind="stable")
-    chosen = set(everybody[order[:subjects]].tolist())
-    people = list(subject_records(records, chosen))
+    people = sampled_people(records, subjects)
     others = _other_values(people)
     has_numbers = question.run.study.values.mode != "none"
     ranges = _ranges(people) if has_numbers else {}
@@ -108,7 +102,7 @@ def explain_cohort(
         subject += [len(risks)] * len(effects)
         risks.append(removed.risk)
         is_part |= removed.is_part
-        progress(len(risks), len(chosen))
+        progress(len(risks), len(people))
     weights = None
     if bootstrap:
         weights = np.concatenate(list(bootstrap_subjects(np.arange(len(risks)), bootstrap, 0)))
@@ -117,6 +111,60 @@ def explain_cohort(
         code, sizes, np.array(subject, dtype=np.int64), weights, len(risks), {*others, *ranges}
     )
     return CohortEffects(len(risks), float(np.mean(risks)), table, is_part)
+
+
+def sampled_people(records: NewRecords, subjects: int | None) -> list[SubjectRecord]:
+    """The records of at most so many people, chosen by a hash of their ids; None: all.
+
+    Raises:
+        EhrseqError: Nobody has a prediction time.
+    """
+    parts = [np.zeros(0, np.int64)]
+    for shard, rows in records.prediction_times(Moment("last")):
+        parts.append(shard.subject_id[np.unique(rows.subject)])
+    everybody = np.concatenate(parts)
+    if not len(everybody):
+        raise no_prediction_times(records)
+    order = np.argsort(hash_u64(everybody.astype(np.uint64)), kind="stable")
+    chosen = set(everybody[order[:subjects]].tolist())
+    return list(subject_records(records, chosen))
+
+
+# ---- the risk over the values of a code ------------------------------------------------------------------------------
+
+
+CURVE_RANGE = (5, 95)  # percentiles between which a number is moved
+CURVE_POINTS = 9
+
+
+def value_effect(
+    question: Question, records: NewRecords, newest: NewestNumbers, code: str
+) -> tuple[Floats, Floats]:
+    """Move the newest number of a code at the last prediction times; all other rows stay as they are.
+
+    Returns:
+        (K,) values from the 5th to the 95th percentile of the newest numbers, and (K,) the mean risk of those who have
+        one if the number of each of them were that.
+
+    Raises:
+        EhrseqError: The run reads no numbers, or fewer than 11 people have different numbers of the code.
+    """
+    if question.run.study.values.mode == "none":
+        fix = "train with values.mode other than none"
+        raise EhrseqError("the run reads no numbers", where=code, fix=fix)
+    own = newest[code]
+    numbers = [record.record.events.value[row] for record, row in own]
+    first, last = np.percentile(numbers, CURVE_RANGE).tolist()
+    if len(own) < SMALLEST_COUNT or first == last:
+        what = f"fewer than {SMALLEST_COUNT} people have different numbers of it"
+        raise EhrseqError(what, where=code, fix="name a code with more numbers")
+    value = np.linspace(first, last, CURVE_POINTS)
+    codes, values = [code] * CURVE_POINTS, value.tolist()
+    risks = [
+        _with_changed_rows(question, records, record, [row] * CURVE_POINTS, codes, values)[:, 0]
+        for record, row in own
+    ]
+    return value, np.mean(risks, axis=0)
 
 
 # ---- codes that are compared with another value ----------------------------------------------------------------------
@@ -141,14 +189,22 @@ def _newest_numbers(record: SubjectRecord) -> dict[str, int]:
     return {events.codes[events.code[row]]: row for row in rows.tolist()}
 
 
-def _ranges(people: Sequence[SubjectRecord]) -> dict[str, tuple[float, float]]:
-    """The percentiles `RANGE` of each code's newest numbers, of codes of at least 11 subjects."""
-    numbers: dict[str, list[float]] = {}
+def newest_numbers(people: Sequence[SubjectRecord]) -> NewestNumbers:
+    """Whose record has the newest number of each code in which row, at their last prediction times."""
+    rows: NewestNumbers = {}
     for record in people:
         for code, row in _newest_numbers(record).items():
-            numbers.setdefault(code, []).append(float(record.record.events.value[row]))
-    common = {code: own for code, own in numbers.items() if len(own) >= SMALLEST_COUNT}
-    percentiles = {code: np.percentile(own, RANGE).tolist() for code, own in common.items()}
+            rows.setdefault(code, []).append((record, row))
+    return rows
+
+
+def _ranges(people: Sequence[SubjectRecord]) -> dict[str, tuple[float, float]]:
+    """The percentiles `RANGE` of each code's newest numbers, of codes of at least 11 subjects."""
+    percentiles = {
+        code: np.percentile([record.record.events.value[row] for record, row in own], RANGE)
+        for code, own in newest_numbers(people).items()
+        if len(own) >= SMALLEST_COUNT
+    }
     return {code: (low, high) for code, (low, high) in percentiles.items() if low < high}
 
 
@@ -181,21 +237,33 @@ def _contrasts(
         names.append((code, OF_RANGE))
     if not names:
         return {}
-    longer, place = _with_rows(question, records, record, new_rows, codes, values)
+    answers = _with_changed_rows(question, records, record, new_rows, codes, values)
+    change = answers[::2] - answers[1::2]
+    return {name: (float(a), float(b)) for name, (a, b) in zip(names, change, strict=True)}
+
+
+def _with_changed_rows(
+    question: Question,
+    records: NewRecords,
+    record: SubjectRecord,
+    rows: Sequence[int],
+    codes: Sequence[str],
+    values: Sequence[float],
+) -> Floats:
+    """(E, 2) last risk and log hazard of copies of a record, in each of which one row has another code and number."""
+    longer, place = _with_rows(question, records, record, rows, codes, values)
     is_new = np.zeros(len(longer.record.events), dtype=bool)
     is_new[place] = True
     original = np.flatnonzero(~is_new)
 
     def copies() -> Iterator[Bools]:
-        for row, new in zip(new_rows, place, strict=True):
+        for row, new in zip(rows, place, strict=True):
             copy = ~is_new
             copy[original[row]] = False
             copy[new] = True
             yield copy
 
-    answers = question.of_copies(longer, copies(), rows=[-1])[:, 0]
-    change = answers[::2] - answers[1::2]
-    return {name: (float(a), float(b)) for name, (a, b) in zip(names, change, strict=True)}
+    return question.of_copies(longer, copies(), rows=[-1])[:, 0]
 
 
 def _with_rows(

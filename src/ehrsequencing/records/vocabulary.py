@@ -253,6 +253,12 @@ class Vocabulary:
         out[rows] = pair
         return ids, out
 
+    def numbers_at(self, token: int, rank: NDArray[np.floating[Any]]) -> Floats:
+        """(n,) numbers with these ranks r of `encode_values` among a token's training values; NaN stays NaN."""
+        share = np.asarray(rank, dtype=np.float64) / _RANK_SD + 0.5
+        knots: Floats = self.knots[self.scale[token]]
+        return np.asarray(np.interp(share, np.linspace(0.0, 1.0, KNOTS), knots))
+
     def ranks(self, ids: Ints32, value: NDArray[np.floating[Any]]) -> Floats:
         """(n,) rank, from 0 to 1, of each number among the training numbers of its token; NaN without one."""
         out, scale = np.full(len(ids), np.nan), self.scale.take(ids)
