@@ -139,7 +139,7 @@ class EvaluationResult(Hinted):
 
         Example:
             >>> eh.load("runs/hf").evaluation.subgroups().group.unique().tolist()
-            ['age', 'sex']
+            ['age', 'visits so far', 'sex']
         """
         names = [*SUBGROUP_METRICS, *(f"{name}_difference" for name in SUBGROUP_METRICS)]
         rows = self.result.get("subgroups") or []
