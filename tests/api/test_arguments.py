@@ -230,6 +230,8 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "recalibrate": (P, f"{P} --recalibrate"),
         "outcome": (P, f"{P} --outcome DX//*"),
         "top": (P, f"{P} --top 3"),
+        "threshold": (P, f"{P} --threshold 0.9"),
+        "strict": (f"{P.replace('meds', 'strange')} --force", f"{P.replace('meds', 'strange')} --force --strict"),
         "force": (P.replace("meds", "strange"), f"{P.replace('meds', 'strange')} --force"),
         "overwrite": (P.replace("p.par", "risks.par"), f"{P.replace('p.par', 'risks.par')} --overwrite"),
         "config": (P, f"{P} --config ../dim.yaml"),

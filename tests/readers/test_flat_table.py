@@ -389,7 +389,7 @@ def test_a_broken_map_says_where_maps_are_shown(text: str, tmp_path: Path) -> No
     ("old", "new", "message"),
     [
         ("value: Bili", "value: bilirubin", "has no column bilirubin (did you mean bili?"),
-        ("subject: ID", "subjekt: ID", "subject: Field required"),
+        ("subject: ID", "subjekt: ID", "unknown setting 'subjekt' (did you mean subject?)"),
         ("subject: ID", "subject: whom", "its columns are id, years, status"),
         ("unit: mg/dL", "units: mg/dL", "unknown setting 'events.1.units'"),
         ("value: Bili, ", "", "has a unit, and no column value"),

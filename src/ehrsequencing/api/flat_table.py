@@ -160,7 +160,7 @@ def from_table(
         "horizons": days_of(horizons),
     }
     for doubt in _doubts(table, happened, table[event], whole[time], unit=unit):
-        warnings.warn(doubt, stacklevel=2)
+        warnings.warn(doubt, stacklevel=3)
     return Path(out), task_of(task)
 
 

@@ -390,7 +390,7 @@ class TrainedRun(Hinted, Run):
 def warn_of(note: str) -> None:
     """Warn where a note is a warning."""
     if note.startswith("warning: "):
-        warnings.warn(note.removeprefix("warning: "), stacklevel=3)
+        warnings.warn(note.removeprefix("warning: "), stacklevel=4)
 
 
 @answering

@@ -191,7 +191,7 @@ def row_density(data: AuditData) -> Finding:
             continue
         case, other = rng.choice(cases, PAIRS), rng.integers(0, len(first), PAIRS)
         case, other = np.stack([case, other])[:, days[other] > days[case]]
-        for window in WINDOWS_DAYS:
+        for window in WINDOWS_DAYS if len(case) else ():  # else nobody is followed for longer
             own, theirs = (
                 _rows_before(data.fitted, first[people], days[case] - WAIT_DAYS, window)
                 for people in (case, other)

@@ -3,10 +3,11 @@
 The linear predictor is taken to be normal: its variance follows from C, its mean from the incidence.
 """
 
+from statistics import NormalDist
+
 import numpy as np
-from scipy.optimize import brentq
-from scipy.special import expit, xlogy
-from scipy.stats import norm
+
+from ehrsequencing.core.arrays import Floats
 
 USUAL_C = 0.75  # where no model has been evaluated
 _SHRINKAGE = 0.9  # of a model's effects in new people, which over-fitting may cost
@@ -26,19 +27,22 @@ def needed_events(incidence: float, c: float = USUAL_C) -> dict[str, int]:
         >>> needed_events(0.2)
         {'O/E ± 0.2': 77, 'slope ± 0.2': 197, 'C ± 0.05': 114, 'ten parameters': 151}
     """
-    spread = np.sqrt(2) * norm.ppf(c) * norm.ppf((np.arange(2000) + 0.5) / 2000)
-    mean = brentq(lambda mean: expit(mean + spread).mean() - incidence, -100, 100)
-    risk = expit(mean + spread)
+    quantile = NormalDist().inv_cdf
+    spread = np.sqrt(2) * quantile(c) * np.array([quantile((i + 0.5) / 2000) for i in range(2000)])
+    low, high = -100.0, 100.0
+    for _ in range(60):  # halvings
+        mean = (low + high) / 2
+        risk = 1 / (1 + np.exp(-mean - spread))
+        low, high = (low, mean) if risk.mean() > incidence else (mean, high)
     weight = risk * (1 - risk)
     moments = [(weight * (mean + spread) ** power).mean() for power in range(3)]
     slope_variance = moments[0] / (moments[0] * moments[2] - moments[1] ** 2)  # times n
     # Newcombe (2006), for large n; the variance times n
     pairs = 0.5 * (1 - c) / (2 - c) + 0.5 * c / (1 + c)
     c_variance = c * (1 - c) * pairs / (incidence * (1 - incidence))
-    entropy = xlogy(risk, risk) + xlogy(1 - risk, 1 - risk)
-    null = xlogy(incidence, incidence) + xlogy(1 - incidence, 1 - incidence)
-    explained = 1 - np.exp(-2 * (entropy.mean() - null))  # Cox–Snell R²
-    reach = norm.ppf(0.975)
+    null = _log_likelihood(np.array(incidence))
+    explained = 1 - np.exp(-2 * (_log_likelihood(risk).mean() - null))  # Cox–Snell R²
+    reach = quantile(0.975)
     people = {
         "O/E ± 0.2": (reach / 0.2) ** 2 * (1 - incidence) / incidence,
         "slope ± 0.2": (reach / 0.2) ** 2 * slope_variance,
@@ -46,3 +50,9 @@ def needed_events(incidence: float, c: float = USUAL_C) -> dict[str, int]:
         "ten parameters": 10 / ((_SHRINKAGE - 1) * np.log(1 - explained / _SHRINKAGE)),
     }
     return {name: int(np.ceil(n * incidence)) for name, n in people.items()}
+
+
+def _log_likelihood(risk: Floats) -> Floats:
+    """Of an outcome that has this risk, in expectation."""
+    least = np.finfo(np.float64).tiny
+    return risk * np.log(risk + least) + (1 - risk) * np.log(1 - risk + least)
