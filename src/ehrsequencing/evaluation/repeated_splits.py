@@ -30,6 +30,7 @@ from ehrsequencing.evaluation.results import add_result, number
 from ehrsequencing.evaluation.rivals import fit_rivals, likelihood_of_parts
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.prediction.run import Run
+from ehrsequencing.predictors.fit import landmark_nll
 from ehrsequencing.records.attrition import too_few
 from ehrsequencing.records.prepare import prepare, require_made_of
 from ehrsequencing.records.prepared import Prepared
@@ -289,7 +290,7 @@ def one_split(
 
     Returns:
         What `rows.json` holds: `seed`, `train_subjects`, `held_out_subjects`, the long rows `metrics`, and
-        `tuning_nll`, model → mean over all tuning prediction times, ours and the parts of a blend included.
+        `tuning_nll`, model → mean over the tuning rows at landmarks, ours and parts of a blend included.
 
     Raises:
         EhrseqError: The study has no task, or the split cannot be trained on.
@@ -356,8 +357,8 @@ def _judge(
     splits = parts.attrition(run.task.name)["splits"]
     sizes = {name: part["steps"][-1]["subjects"] for name, part in splits.items()}
     rows, _, _ = evaluation.tables(progress=stage)
-    own = run.predictor.nll(parts.records(run.task.name, "tuning"))
-    tuning = {OURS: float(own.mean()) if len(own) else np.nan}
+    records = parts.records(run.task.name, "tuning")
+    tuning = {OURS: landmark_nll(run.predictor, records, run.task)}
     tuning |= {one.model.name: one.tuning_nll for one in evaluation.fitted}
     tuning |= likelihood_of_parts(run, rivals, parts)
     return {

@@ -7,7 +7,7 @@ from ehrsequencing.evaluation.comparison import NETWORK
 from ehrsequencing.evaluation.evaluated import Evaluated
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.predictors.boosted import BoostedVisits
-from ehrsequencing.predictors.fit import Fitted, fit_baselines
+from ehrsequencing.predictors.fit import Fitted, fit_baselines, landmark_nll
 from ehrsequencing.predictors.fitting_data import FittingData
 from ehrsequencing.predictors.landmark_cox import LandmarkCox
 from ehrsequencing.predictors.predictor import Predictor
@@ -68,7 +68,7 @@ def parts_alone(run: Run | None, fitted: Sequence[Fitted]) -> dict[str, Predicto
 def likelihood_of_parts(
     run: Run | None, fitted: Sequence[Fitted], prepared: Prepared | None
 ) -> dict[str, float]:
-    """Part of a blend → mean NLL of all tuning prediction times, the best first; nothing without a blend or those.
+    """Part of a blend → mean NLL of the tuning rows at landmarks, the best first; nothing without a blend or those.
 
     A part that is among the fitted baselines has the NLL of that baseline, whose hazards are recalibrated.
     """
@@ -78,7 +78,7 @@ def likelihood_of_parts(
     if not len(tuning):
         return {}
     parts = parts_alone(run, fitted)
-    nll = {name: float(part.nll(tuning).mean()) for name, part in parts.items()}
+    nll = {name: landmark_nll(part, tuning, run.task) for name, part in parts.items()}
     rivals = (BoostedVisits.name, LandmarkCox.name)
     nll |= {one.model.name: one.tuning_nll for one in fitted if one.model.name in rivals}
     return dict(sorted(nll.items(), key=lambda pair: pair[1]))

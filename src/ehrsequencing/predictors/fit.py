@@ -11,7 +11,8 @@ from typing import Literal
 
 import numpy as np
 
-from ehrsequencing.core.arrays import Floats, Ints
+from ehrsequencing.config import TaskConfig
+from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.metrics.censoring import StepFunction, aalen_johansen, conditional_risk
 from ehrsequencing.predictors.blend import STACKED, Blend
 from ehrsequencing.predictors.boosted import BoostedVisits
@@ -182,6 +183,18 @@ def fit_last_step(model: Predictor, data: FittingData) -> tuple[Floats, Floats] 
     return fitted.intercept, fitted.slope
 
 
+def at_landmarks(rows: TaskRows, task: TaskConfig) -> Bools:
+    """(R,) whether a row stands at one of the task's landmarks."""
+    at_landmark = [rows.at_landmark(days) for days in task.landmarks]
+    return np.asarray(np.any(at_landmark, axis=0))
+
+
+def landmark_nll(model: Predictor, tuning: TaskRecords, task: TaskConfig) -> float:
+    """Mean NLL of the tuning prediction times at landmarks; NaN without any."""
+    chosen = at_landmarks(tuning.rows, task)
+    return float(model.nll(tuning)[chosen].mean()) if chosen.any() else float("nan")
+
+
 #: Name of each baseline → what fits it. One more entry is one more row in every report.
 BASELINES: dict[str, Callable[[FittingData], Predictor]] = {
     STACKED: lambda data: fit_stack(data).fitted,
@@ -228,8 +241,8 @@ def fit_baselines(
         return []
     out: list[Fitted] = []
     known, tuning = dict(known or {}), data.tuning.rows
-    reported = np.any([tuning.at_landmark(days) for days in data.task.landmarks], axis=0)
-    people = len(np.unique(tuning.subject[reported & (tuning.cause == 1)]))
+    decide = at_landmarks(tuning, data.task) & (tuning.cause == 1)
+    people = len(np.unique(tuning.subject[decide]))
     for number, (name, fit) in enumerate(BASELINES.items(), start=1):
         progress(f"{name}, {number} of {len(BASELINES)}")
         model = known[name] if name in known else fit(data)
@@ -238,7 +251,6 @@ def fit_baselines(
         step = None if name == MarginalIncidence.name else fit_last_step(model, data)
         if step is not None:
             model = model.recalibrated(*step)
-        nll = float(model.nll(data.tuning)[reported].mean()) if reported.any() else float("nan")
-        out.append(Fitted(model, nll))
+        out.append(Fitted(model, landmark_nll(model, data.tuning, data.task)))
     few = people < EVENTS_TO_CHOOSE
     return sorted(out, key=lambda one: (few and one.model.name != STACKED, one.tuning_nll))

@@ -9,6 +9,7 @@ from ehrsequencing.config import ModelConfig, StudyConfig, TaskConfig, TrainingC
 from ehrsequencing.core.arrays import Bools
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.made_of import made_of
+from ehrsequencing.predictors.fit import at_landmarks
 from ehrsequencing.predictors.fitting_data import FittingData
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
@@ -136,7 +137,7 @@ class Plan:
 
     def landmark_rows(self) -> Bools:
         """(R,) tuning rows at the task's landmarks."""
-        return _at_landmarks(self.tuning, self.task)
+        return at_landmarks(self.tuning.rows, self.task)
 
     def member(self, number: int) -> "Plan":
         """The plan of one network of an ensemble, of which there are `training.members`, from 0."""
@@ -247,14 +248,9 @@ def _refuse_hopeless(
             where=where,
             fix="check the task's outcome codes with ehrseq check",
         )
-    if not _at_landmarks(tuning, task).any():
+    if not at_landmarks(tuning.rows, task).any():
         raise EhrseqError(
             "no tuning subject is at risk at a landmark",
             where=where,
             fix="give the tuning split more subjects, or the task an earlier landmark",
         )
-
-
-def _at_landmarks(records: TaskRecords, task: TaskConfig) -> Bools:
-    at_landmark = [records.rows.at_landmark(days) for days in task.landmarks]
-    return np.asarray(np.any(at_landmark, axis=0))
