@@ -46,7 +46,7 @@ OF_FEW_EVENTS_AND_NUMBERS: Mapping[str, Mapping[str, Any]] = {
         "masked_codes": 0.0,
         "schedule": "falling",
         "epochs": 16,
-        "learning_rate": 1e-3,
+        "learning_rate": 2e-3,
     },
 }
 _ENOUGH_CODES = 1_000_000
