@@ -80,7 +80,7 @@ ROWS = {
     "omop-lite": Row(omop_lite, {"omop-lite": OMOP_LITE}),
     "PostgreSQL": Row(postgresql, version="15"),
     "DuckDB files": Row(duckdb_files, {"old": ["duckdb==1.4.5"], "new": ["duckdb==2.0.1"]}),
-    "Synthea CSV": Row(synthea_csv, version="exports of 2017 and 2020"),
+    "Synthea CSV": Row(synthea_csv, version="two exports"),
     "tietai-synthea, FHIR": Row(tietai_synthea, {"tool": ["tietai-synthea==1.5.0"]}),
     "pyreadstat, SAS transport": Row(
         sas_transport, {"tool": ["pyreadstat==1.3.7", "pandas<3", "pyarrow==26.0.1"]}
