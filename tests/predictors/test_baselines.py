@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -13,10 +13,10 @@ import torch
 
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.metrics.censoring import aalen_johansen
-from ehrsequencing.predictors import boosted, fitting_data as base
+from ehrsequencing.predictors import boosted, fit as fit_module, fitting_data as base
 from ehrsequencing.predictors.boosted import BoostedVisits
 from ehrsequencing.predictors.features import binned
-from ehrsequencing.predictors.fit import AgeAndSex, MarginalIncidence, fit_baselines
+from ehrsequencing.predictors.fit import BASELINES, AgeAndSex, MarginalIncidence, fit_baselines
 from ehrsequencing.predictors.fitting_data import FittingData
 from ehrsequencing.predictors.landmark_cox import LandmarkCox
 from ehrsequencing.predictors.predictor import Predictor
@@ -282,3 +282,30 @@ def test_the_cohorts_hazards_of_weighted_days_are_those_of_most_likelihood() -> 
     events = np.bincount(event_bin(EDGES, duration)[cause == 1], minlength=len(EDGES) + 1)
     total = days.sum(axis=0)[:6]  # nobody is seen after them
     np.testing.assert_allclose(found[:6], (events[:6] + 0.5 * total / total.sum()) / total, rtol=0.02)
+
+
+class Constant(Predictor):
+    """The same hazards for everyone."""
+
+    def __init__(self, name: str, rate: float) -> None:
+        self.name, self.rate, self.edges_days, self.n_causes = name, rate, EDGES, 2
+
+    def hazards(self, records: TaskRecords) -> Iterator[tuple[slice, np.ndarray]]:
+        yield slice(0, len(records)), np.full((len(records), 2, len(EDGES) + 1), self.rate)
+
+
+def test_few_tuning_people_choose_no_baseline_and_many_choose_by_the_landmarks(
+    prepared: Prepared, task: TaskConfig, train: TaskRecords, tuning: TaskRecords, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = replace(given_to(task, prepared, train, tuning), recalibration=0.0)
+    known = {name: Constant(name, 10.0 ** -(2 + number)) for number, name in enumerate(BASELINES)}
+    at = np.any([tuning.rows.at_landmark(days) for days in task.landmarks], axis=0)
+    expected = {name: float(model.nll(tuning)[at].mean()) for name, model in known.items()}
+    monkeypatch.setattr(fit_module, "EVENTS_TO_CHOOSE", 0)
+    chosen = fit_baselines("fast", data, known=known)
+    assert [one.model.name for one in chosen] == sorted(expected, key=expected.__getitem__)
+    assert {one.model.name: one.tuning_nll for one in chosen} == pytest.approx(expected)
+    worst = chosen[-1].model.name
+    monkeypatch.setattr(fit_module, "STACKED", worst)
+    monkeypatch.setattr(fit_module, "EVENTS_TO_CHOOSE", 10**9)
+    assert fit_baselines("fast", data, known=known)[0].model.name == worst
