@@ -45,18 +45,48 @@ LINKS = {  # name → role and page; all that the docstrings and pages need
 }
 API = {
     "Records": [
-        "import_omop", "import_fhir", "import_synthea", "import_csv", "from_table", "simulate", "read_meds", "check",
+        "import_omop",
+        "import_fhir",
+        "import_synthea",
+        "import_csv",
+        "from_table",
+        "simulate",
+        "read_meds",
+        "check",
         "codes",
     ],
-    "From records to a run": ["run", "TaskConfig", "prepare", "fit", "pretrain", "save_run", "load", "audit", "export"],
-    "Evaluation": ["evaluate", "drift", "score", "compare", "compare_risks", "cox", "pool_sites", "aalen_johansen"],
+    "From records to a run": [
+        "run",
+        "TaskConfig",
+        "prepare",
+        "fit",
+        "pretrain",
+        "save_run",
+        "load",
+        "audit",
+        "export",
+    ],
+    "Evaluation": [
+        "evaluate",
+        "drift",
+        "score",
+        "compare",
+        "compare_risks",
+        "cox",
+        "pool_sites",
+        "aalen_johansen",
+    ],
     "Models": [
-        "HierarchicalBEHRTForSurvival", "BEHRTForSurvival", "ModelConfig", "VisitBatch", "visit_encoder",
+        "HierarchicalBEHRTForSurvival",
+        "BEHRTForSurvival",
+        "ModelConfig",
+        "VisitBatch",
+        "visit_encoder",
     ],
     "Parts of the models": [f"nn.{name}" for name in nn.__all__],
     "scikit-learn": ["EHRSurvival"],
     "Errors": ["EhrseqError"],
-}  # fmt: skip
+}
 BEHIND = [TrainedRun, PreparedData, EvaluationResult, SurvivalModel]
 NOTEBOOK_SECONDS = 900
 FULL = {"SUBJECTS": 2000, "EPOCHS": 20}  # what the notebooks take if nothing else is asked for

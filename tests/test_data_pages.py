@@ -102,8 +102,15 @@ def test_from_omop_to_a_report_in_two_commands_and_600_words(tmp_path: Path, mon
     write_csv(hospital(), Path("omop_csv"))
     Path("task.yaml").write_text(blocks("data-omop.md", "name: ")[0], encoding="utf-8")
     type_in(typed[0], monkeypatch)
-    tiny = ["model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=1", "training.min_steps=2",
-            "training.distillation=0", "training.blend=false"]  # fmt: skip
+    tiny = [
+        "model.dim=16",
+        "model.heads=2",
+        "model.layers=1",
+        "training.epochs=1",
+        "training.min_steps=2",
+        "training.distillation=0",
+        "training.blend=false",
+    ]
     type_in([*typed[1], *tiny, "evaluation.bootstrap=0", "evaluation.baselines=none"], monkeypatch)
     assert "emergency" in Path("study/run/report.html").read_text(encoding="utf-8")
 

@@ -212,9 +212,12 @@ def feature_table(
         at_row, at_column = np.divmod(group, len(columns.numeric))
         values, size = number[chosen][order], last - first + 1
         found = (
-            values[last], np.add.reduceat(values, first) / size, np.minimum.reduceat(values, first),
-            np.maximum.reduceat(values, first), values[first],
-        )  # fmt: skip
+            values[last],
+            np.add.reduceat(values, first) / size,
+            np.minimum.reduceat(values, first),
+            np.maximum.reduceat(values, first),
+            values[first],
+        )
         for offset, of in enumerate(found):
             out[at_row, start + len(OF_NUMBER) * at_column + offset] = of
     return out.astype(np.float32)
@@ -254,9 +257,12 @@ class Bins:
         """Fit on training rows; each event counts once."""
         event = np.unique(known.event)
         code, number = events.code[event], events.number[event]
-        return cls({
-            one: np.unique(np.quantile(number[(code == one) & ~np.isnan(number)], QUINTILES)) for one in columns.numeric
-        })  # fmt: skip
+        return cls(
+            {
+                one: np.unique(np.quantile(number[(code == one) & ~np.isnan(number)], QUINTILES))
+                for one in columns.numeric
+            }
+        )
 
 
 def visits(

@@ -109,9 +109,15 @@ def _scores(
 
     def together(first: str, others: Sequence[str]) -> dict[str, Any]:
         result, _ = score(
-            files[first], place.records, place.question, out=place.folder / f"score-{first}", name=NAMES[first],
-            study=study, prepared=prepared.folder, beside={NAMES[other]: files[other] for other in others},
-        )  # fmt: skip
+            files[first],
+            place.records,
+            place.question,
+            out=place.folder / f"score-{first}",
+            name=NAMES[first],
+            study=study,
+            prepared=prepared.folder,
+            beside={NAMES[other]: files[other] for other in others},
+        )
         return result
 
     first = done.ours or done.strongest or next(iter(files))
@@ -169,9 +175,13 @@ def task_table(one: Scored) -> str:
         mark = " (strongest rival)" if model == one.strongest else ""
         loss = "–" if facts.get("tuning_nll") is None else f"{facts['tuning_nll']:.4f}"
         cells = [number(metric, one.cell(model, metric)) for metric in COLUMNS]
-        gaps = ["", ""] if ours in (None, model) else [
-            number(metric, one.gap(ours, model, metric), signed=True) for metric in ("nll", "c")
-        ]  # fmt: skip
+        gaps = (
+            ["", ""]
+            if ours in (None, model)
+            else [
+                number(metric, one.gap(ours, model, metric), signed=True) for metric in ("nll", "c")
+            ]
+        )
         tried = f"{facts['trials']}/{facts['of_trials']}"
         cpu = "–" if facts["cpu_seconds"] is None else f"{facts['cpu_seconds']:.0f}"
         lines.append(
@@ -248,7 +258,9 @@ def page_text(scored: Sequence[Scored], *, date: str) -> str:
     told = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
     parts = [
         f"Printed on {date}. Python {platform.python_version()}; {told or 'nothing has run'}.",
-        "## Ours beside the strongest rival", summary_table(scored), "## Every task",
+        "## Ours beside the strongest rival",
+        summary_table(scored),
+        "## Every task",
         *(task_table(one) for one in scored if one.facts),
-    ]  # fmt: skip
+    ]
     return "\n\n".join(part for part in parts if part)

@@ -69,23 +69,50 @@ def _world(**knobs: float) -> tuple[tuple[str, float], ...]:
 _YEAR = 365.25
 _SIM = (0.0, 2 * _YEAR)
 TASKS = {
-    "sim_default": LeagueTask("simulator, default world: 24 pairs of codes, 200 codes without meaning", _SIM, world=()),
-    "sim_pairs": LeagueTask("simulator, the demo's world: 3 pairs that act together", _SIM, world=_world(**SIMPLE)),
-    "sim_additive": LeagueTask("simulator: each condition and laboratory value acts by itself", _SIM,
-                               world=_world(**{**SIMPLE, "pair_effect": 0, "chronic_effect": 0.8, "lab_effect": 0.8})),
-    "sim_timing": LeagueTask("simulator: the order of codes, gaps between visits and the time since an acute event act",
-                             _SIM, world=_world(
-                                 pairs=3, pair_effect=0, background_codes=60, visits_per_year=4, gap_effect=1.2,
-                                 order_effect=1, order_visit_share=0.6, decay_effect=2)),
-    "pbc2": LeagueTask("312 real patients, transplantation competing", (_YEAR, 3 * _YEAR), file="pbc2"),
-    "nafld": LeagueTask("14,051 real patients and controls", (0.0, 10 * _YEAR), file="nafld",
-                        window_days=30.0),
+    "sim_default": LeagueTask(
+        "simulator, default world: 24 pairs of codes, 200 codes without meaning", _SIM, world=()
+    ),
+    "sim_pairs": LeagueTask(
+        "simulator, the demo's world: 3 pairs that act together", _SIM, world=_world(**SIMPLE)
+    ),
+    "sim_additive": LeagueTask(
+        "simulator: each condition and laboratory value acts by itself",
+        _SIM,
+        world=_world(**{**SIMPLE, "pair_effect": 0, "chronic_effect": 0.8, "lab_effect": 0.8}),
+    ),
+    "sim_timing": LeagueTask(
+        "simulator: the order of codes, gaps between visits and the time since an acute event act",
+        _SIM,
+        world=_world(
+            pairs=3,
+            pair_effect=0,
+            background_codes=60,
+            visits_per_year=4,
+            gap_effect=1.2,
+            order_effect=1,
+            order_visit_share=0.6,
+            decay_effect=2,
+        ),
+    ),
+    "pbc2": LeagueTask(
+        "312 real patients, transplantation competing", (_YEAR, 3 * _YEAR), file="pbc2"
+    ),
+    "nafld": LeagueTask(
+        "14,051 real patients and controls", (0.0, 10 * _YEAR), file="nafld", window_days=30.0
+    ),
     "physionet2012": LeagueTask(
-        "3,996 real ICU stays", (0.0, 30.0), file="physionet2012", window_days=0.5,
-        settings=("visits.by=window", "visits.window=12h")),
-    "delphi_sim": LeagueTask("7,141 simulated life courses, published; first hypertension to death",
-                             (0.0, 10 * _YEAR), file="delphi_sim"),
-}  # fmt: skip
+        "3,996 real ICU stays",
+        (0.0, 30.0),
+        file="physionet2012",
+        window_days=0.5,
+        settings=("visits.by=window", "visits.window=12h"),
+    ),
+    "delphi_sim": LeagueTask(
+        "7,141 simulated life courses, published; first hypertension to death",
+        (0.0, 10 * _YEAR),
+        file="delphi_sim",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -234,10 +261,18 @@ def write_question(
     }
     cause = {split: values.astype(np.int64) for split, values in labels["cause"].items()}
     question = Question(
-        folder, columns.names(events), features, ids, at, labels["duration_days"], cause, task.causes,
-        np.array(task.horizons), knots_days(labels["duration_days"]["train"], cause["train"], task.horizons),
+        folder,
+        columns.names(events),
+        features,
+        ids,
+        at,
+        labels["duration_days"],
+        cause,
+        task.causes,
+        np.array(task.horizons),
+        knots_days(labels["duration_days"]["train"], cause["train"], task.horizons),
         place.seed,
-    )  # fmt: skip
+    )
     question.write()
     if with_visits:
         bins = Bins.fit(events, known, columns)

@@ -50,13 +50,19 @@ def shortened(stored: Mapping[str, Any], metrics: Iterable[str]) -> dict[str, An
 def lengthened(kept: Mapping[str, Any]) -> dict[str, Any]:
     """The split as `rows.json` has it, as far as it was kept."""
     rows = [
-        {"model": model, "metric": metric, "landmark_days": landmark, "horizon_days": horizon,
-         "cause": kept["outcome"], "value": value}
+        {
+            "model": model,
+            "metric": metric,
+            "landmark_days": landmark,
+            "horizon_days": horizon,
+            "cause": kept["outcome"],
+            "value": value,
+        }
         for model, of_metrics in kept["values"].items()
         for metric, cells in of_metrics.items()
         for (landmark, horizon), value in zip(kept["places"], cells, strict=True)
         if (horizon is None) == (metric == "nll")
-    ]  # fmt: skip
+    ]
     return {key: kept[key] for key in (*SAME, "tuning_nll")} | {"metrics": rows}
 
 

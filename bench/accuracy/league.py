@@ -90,12 +90,21 @@ def run_ours(place: Place, prepared: Prepared, model: str) -> None:
                 own = rows.column("duration_days"), rows.column("cause").astype(np.int64)
                 loss = nll_through(risk.astype(np.float64), days, *own)
     settings = [*place.one.settings, *place.more]
-    write_json(folder / FACTS, {
-        "trials": 1, "of_trials": 1, "chosen": settings, "tuning_nll": loss, "is_curve": True,
-        "seconds": round(time.monotonic() - started, 1),
-        "cpu_seconds": None if resumed else round(time.process_time() - cpu, 1),  # what came before is not known
-        "versions": {"ehrsequencing": __version__},
-    })  # fmt: skip
+    write_json(
+        folder / FACTS,
+        {
+            "trials": 1,
+            "of_trials": 1,
+            "chosen": settings,
+            "tuning_nll": loss,
+            "is_curve": True,
+            "seconds": round(time.monotonic() - started, 1),
+            "cpu_seconds": None
+            if resumed
+            else round(time.process_time() - cpu, 1),  # what came before is not known
+            "versions": {"ehrsequencing": __version__},
+        },
+    )
 
 
 def run_cell(place: Place, model: str, pythons: Sequence[Path], *, trial_seconds: float) -> None:
@@ -133,8 +142,14 @@ def say(place: Place, model: str, what: str) -> None:
     )
 
 
-def work(places: Sequence[Place], models: Sequence[str], pythons: Sequence[Path], *, jobs_seconds: float | None,
-         trial_seconds: float) -> None:  # fmt: skip
+def work(
+    places: Sequence[Place],
+    models: Sequence[str],
+    pythons: Sequence[Path],
+    *,
+    jobs_seconds: float | None,
+    trial_seconds: float,
+) -> None:
     """Run what is missing: the first model of every task before the second, until all is done or the time is up."""
 
     def stop(*_: object) -> None:
@@ -223,11 +238,17 @@ def main() -> None:
     # Absolute, but not resolved: the Python of an environment is a link, and knows its packages by where the link is.
     pythons = [path.absolute() for path in (*arguments.python, PEERS_PYTHON)]
     places = [
-        Place(name, arguments.data.resolve(), arguments.out.resolve(), FIRST_SEED + number,
-              subjects=arguments.subjects, more=settings)
+        Place(
+            name,
+            arguments.data.resolve(),
+            arguments.out.resolve(),
+            FIRST_SEED + number,
+            subjects=arguments.subjects,
+            more=settings,
+        )
         for name in names
         for number in range(arguments.splits)
-    ]  # fmt: skip
+    ]
     models = arguments.models or [*FOREIGN, *OURS]
     if not arguments.markdown and arguments.jobs_seconds != 0:
         work(

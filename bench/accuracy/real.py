@@ -81,11 +81,18 @@ class RealSet:
 SETS = {
     "pbc2": RealSet("312 real patients", splits=25, tuning_trials=9),
     "nafld": RealSet("14,051 real patients", tuning_trials=7),
-    "physionet2012": RealSet("3,996 real ICU stays", prepare=("visits.by=window", "visits.window=12h")),
+    "physionet2012": RealSet(
+        "3,996 real ICU stays", prepare=("visits.by=window", "visits.window=12h")
+    ),
     "delphi_sim": RealSet("7,141 simulated life courses, published", counts=False),
-    "mimic4_demo": RealSet("100 real patients; it runs, no accuracy is claimed", splits=1, tuning_trials=1,
-                           prepare=("training.epochs=3",), counts=False),
-}  # fmt: skip
+    "mimic4_demo": RealSet(
+        "100 real patients; it runs, no accuracy is claimed",
+        splits=1,
+        tuning_trials=1,
+        prepare=("training.epochs=3",),
+        counts=False,
+    ),
+}
 
 
 class TimeUp(BaseException):
@@ -102,9 +109,11 @@ def study_of(name: str, settings: Sequence[str]) -> StudyConfig:
 def trial_folder(out: Path, settings: Sequence[str]) -> Path:
     """`OUT/default`, or a folder named after the settings of the trial."""
     words = re.sub(r"[^a-zA-Z0-9_.=-]+", "_", "+".join(sorted(settings)))
-    return out / (words if len(words) <= 80 else f"{words[:60]}-{digest(sorted(settings))[:8]}") if words else (
-        out / "default"
-    )  # fmt: skip
+    return (
+        out / (words if len(words) <= 80 else f"{words[:60]}-{digest(sorted(settings))[:8]}")
+        if words
+        else (out / "default")
+    )
 
 
 @dataclass(frozen=True)
@@ -176,13 +185,21 @@ def run_split(trial: Trial, data: Path, number: int) -> None:
     )
 
     def stage(what: str) -> None:
-        print(f"[{time.process_time() - cpu:6.0f} CPU s] {folder.name} {name} split {number + 1}: {what}",
-              file=sys.stderr, flush=True)  # fmt: skip
+        print(
+            f"[{time.process_time() - cpu:6.0f} CPU s] {folder.name} {name} split {number + 1}: {what}",
+            file=sys.stderr,
+            flush=True,
+        )
 
     one_split(
-        data / f"{name}_meds", place, study=trial.study, seed=FIRST_SEED + number, origin=trial.origin, stage=stage,
+        data / f"{name}_meds",
+        place,
+        study=trial.study,
+        seed=FIRST_SEED + number,
+        origin=trial.origin,
+        stage=stage,
         settings=trial.judged_by,
-    )  # fmt: skip
+    )
     if time.monotonic() - started > 1:
         stage("done")
 
@@ -196,9 +213,11 @@ def table(name: str, splits: Sequence[Mapping[str, Any]], settings: Sequence[str
     means, rival = tuning_means(splits), strongest(splits)
     said = f"{len(splits)} of {one.splits} splits done (seeds {seeds_of(splits)})"
     lines = [
-        f"\n## {name}\n", f"{one.records}. {said}. Settings of ours: {', '.join(sorted(settings)) or 'defaults'}.\n",
-        f"| model | tuning NLL | {' | '.join(COLUMNS.values())} |", "|---" * (len(COLUMNS) + 2) + "|",
-    ]  # fmt: skip
+        f"\n## {name}\n",
+        f"{one.records}. {said}. Settings of ours: {', '.join(sorted(settings)) or 'defaults'}.\n",
+        f"| model | tuning NLL | {' | '.join(COLUMNS.values())} |",
+        "|---" * (len(COLUMNS) + 2) + "|",
+    ]
     own = ours_of(splits)
     rivals = [model for model in means if model not in own]
     for model in [*own, *rivals]:

@@ -42,25 +42,84 @@ def _ratio(slow: str, fast: str, shape: str, mode: str, dim: int) -> dict[str, o
 
 _DENSE, _RAGGED = "dense 50×30", "ragged truncated"
 GOALS = [
-    Goal(f"{_DENSE}, train, flat ÷ ours, d128", "45", "58", _ratio("flat", "ours", "dense", "train", 128)),
-    Goal(f"{_DENSE}, train, flat ÷ ours, d256", "34", "45", _ratio("flat", "ours", "dense", "train", 256)),
-    Goal(f"{_RAGGED}, train, original padded ÷ ours, fp32 d128", "3.3", "4.9",
-         _ratio("padded", "ours", _RAGGED, "train", 128)),
-    Goal("the same in bf16 mode, d128", "5.5", "8", _ratio("padded", "ours bf16", _RAGGED, "train", 128)),
-    Goal("the same in bf16 mode, d256", "9", "12", _ratio("padded", "ours bf16", _RAGGED, "train", 256)),
-    Goal(f"{_RAGGED}, inference, original padded ÷ ours, fp32 d128", "6", "8",
-         _ratio("padded", "ours", _RAGGED, "inference", 128)),
-    Goal("the same in bf16 mode", "10", "14", _ratio("padded", "ours bf16", _RAGGED, "inference", 128)),
-    *(Goal(f"share of GEMM peak, fp32, {shape}, d{dim}", must, aim,
-           {"section": "share", "shape": shape, "dim": dim}, "share", percent=True)
-      for dim, must, aim in ((128, "40 %", "55 %"), (256, "55 %", "75 %")) for shape in ("dense", _RAGGED)),
+    Goal(
+        f"{_DENSE}, train, flat ÷ ours, d128",
+        "45",
+        "58",
+        _ratio("flat", "ours", "dense", "train", 128),
+    ),
+    Goal(
+        f"{_DENSE}, train, flat ÷ ours, d256",
+        "34",
+        "45",
+        _ratio("flat", "ours", "dense", "train", 256),
+    ),
+    Goal(
+        f"{_RAGGED}, train, original padded ÷ ours, fp32 d128",
+        "3.3",
+        "4.9",
+        _ratio("padded", "ours", _RAGGED, "train", 128),
+    ),
+    Goal(
+        "the same in bf16 mode, d128",
+        "5.5",
+        "8",
+        _ratio("padded", "ours bf16", _RAGGED, "train", 128),
+    ),
+    Goal(
+        "the same in bf16 mode, d256",
+        "9",
+        "12",
+        _ratio("padded", "ours bf16", _RAGGED, "train", 256),
+    ),
+    Goal(
+        f"{_RAGGED}, inference, original padded ÷ ours, fp32 d128",
+        "6",
+        "8",
+        _ratio("padded", "ours", _RAGGED, "inference", 128),
+    ),
+    Goal(
+        "the same in bf16 mode",
+        "10",
+        "14",
+        _ratio("padded", "ours bf16", _RAGGED, "inference", 128),
+    ),
+    *(
+        Goal(
+            f"share of GEMM peak, fp32, {shape}, d{dim}",
+            must,
+            aim,
+            {"section": "share", "shape": shape, "dim": dim},
+            "share",
+            percent=True,
+        )
+        for dim, must, aim in ((128, "40 %", "55 %"), (256, "55 %", "75 %"))
+        for shape in ("dense", _RAGGED)
+    ),
     Goal("peak memory, dense B=32, flat ÷ ours", "5", "6.6", {"section": "memory ratio"}),
-    *(Goal(f"collate ÷ step, {data}", "≤ 5 %", "≤ 3 %", {"section": "train", "data": data}, "collate", percent=True)
-      for data in ("simulated", "mimic4_demo", "physionet2012")),
-    *(Goal(f"`train` outside forward, backward, optimiser, {data}", "≤ 8 %", "≤ 4 %",
-           {"section": "train", "data": data}, "outside", percent=True)
-      for data in ("simulated", "mimic4_demo", "physionet2012")),
-]  # fmt: skip
+    *(
+        Goal(
+            f"collate ÷ step, {data}",
+            "≤ 5 %",
+            "≤ 3 %",
+            {"section": "train", "data": data},
+            "collate",
+            percent=True,
+        )
+        for data in ("simulated", "mimic4_demo", "physionet2012")
+    ),
+    *(
+        Goal(
+            f"`train` outside forward, backward, optimiser, {data}",
+            "≤ 8 %",
+            "≤ 4 %",
+            {"section": "train", "data": data},
+            "outside",
+            percent=True,
+        )
+        for data in ("simulated", "mimic4_demo", "physionet2012")
+    ),
+]
 
 
 def goals_table(rows: list[Row]) -> str:
@@ -131,8 +190,18 @@ def ratios_table(rows: list[Row]) -> str:
             if row["section"] == "step" and _cell(row) == cell and row["contender"] == "ours"
         )
         shape, mode, dim, layers, threads = cell
-        lines.append(_line([shape, mode, f"d{dim}, {layers} layers", str(threads), spread(ours["us_per_visit"]),
-                            *(here[pair] for pair in pairs)]))  # fmt: skip
+        lines.append(
+            _line(
+                [
+                    shape,
+                    mode,
+                    f"d{dim}, {layers} layers",
+                    str(threads),
+                    spread(ours["us_per_visit"]),
+                    *(here[pair] for pair in pairs),
+                ]
+            )
+        )
     return "\n".join(lines)
 
 
@@ -149,9 +218,18 @@ def _shares(rows: list[Row]) -> str:
         ["records", "size", "threads", "GEMM peak, GFLOP/s", "kFLOP per visit", "our share"]
     )
     for row in found:
-        lines.append(_line([row["shape"], f"d{row['dim']}, {row['layers']} layers", str(row["threads"]),
-                            spread(row["peak_gflops"]), f"{row['kflops_per_visit'][1]:.0f}",
-                            spread(row["share"], percent=True)]))  # fmt: skip
+        lines.append(
+            _line(
+                [
+                    row["shape"],
+                    f"d{row['dim']}, {row['layers']} layers",
+                    str(row["threads"]),
+                    spread(row["peak_gflops"]),
+                    f"{row['kflops_per_visit'][1]:.0f}",
+                    spread(row["share"], percent=True),
+                ]
+            )
+        )
     return "\n".join(lines) if found else ""
 
 
@@ -159,8 +237,17 @@ def _memory(rows: list[Row]) -> str:
     found = [row for row in rows if row["section"] == "memory"]
     lines = _header(["model", "size", "subjects", "peak beyond imports, MiB", "imports, MiB"])
     for row in found:
-        lines.append(_line([row["contender"], f"d{row['dim']}, {row['layers']} layers", str(row["subjects"]),
-                            f"{row['peak_mib']:.0f}", f"{row['imports_mib']:.0f}"]))  # fmt: skip
+        lines.append(
+            _line(
+                [
+                    row["contender"],
+                    f"d{row['dim']}, {row['layers']} layers",
+                    str(row["subjects"]),
+                    f"{row['peak_mib']:.0f}",
+                    f"{row['imports_mib']:.0f}",
+                ]
+            )
+        )
     return "\n".join(lines) if found else ""
 
 

@@ -105,19 +105,33 @@ def time_of_train(
             )
     rows = []
     for name, found in sets.items():
-        runs = [clocked(found, folder / "run", size="small" if quick else "medium", epochs=EPOCHS.get(name, 1))
-                for _ in range(repeats)]  # fmt: skip
+        runs = [
+            clocked(
+                found,
+                folder / "run",
+                size="small" if quick else "medium",
+                epochs=EPOCHS.get(name, 1),
+            )
+            for _ in range(repeats)
+        ]
         parts = {
             part: quartiles([run.get(part, 0.0) / sum(run.values()) for run in runs])
             for part in sorted(runs[0])
         }
         step = [sum(run[part] for part in (*INSIDE, "collate")) for run in runs]
         outside = [1 - sum(run[part] for part in INSIDE) / sum(run.values()) for run in runs]
-        rows.append({
-            "section": "train", "data": name, "seconds": quartiles([sum(run.values()) for run in runs]),
-            "collate": quartiles([run["collate"] / s for run, s in zip(runs, step, strict=True)]),
-            "outside": quartiles(outside), "parts": parts,
-        })  # fmt: skip
+        rows.append(
+            {
+                "section": "train",
+                "data": name,
+                "seconds": quartiles([sum(run.values()) for run in runs]),
+                "collate": quartiles(
+                    [run["collate"] / s for run, s in zip(runs, step, strict=True)]
+                ),
+                "outside": quartiles(outside),
+                "parts": parts,
+            }
+        )
         print(f"train, {name}: done", flush=True)
     return rows
 
@@ -127,14 +141,21 @@ def clocked(folder: Path, out: Path, *, size: str, epochs: int) -> dict[str, flo
     shutil.rmtree(out, ignore_errors=True)
     trainer, clock = trainer_of(folder, size=size, epochs=epochs), Clock()
     places = [
-        (SurvivalModel, "loss", "forward"), (SurvivalModel, "nll", "forward"), (MaskedCodes, "forward", "forward"),
-        (torch.Tensor, "backward", "backward"), (BesideHazards, "backward", "backward"),
+        (SurvivalModel, "loss", "forward"),
+        (SurvivalModel, "nll", "forward"),
+        (MaskedCodes, "forward", "forward"),
+        (torch.Tensor, "backward", "backward"),
+        (BesideHazards, "backward", "backward"),
         (BesideHazards, "step", "optimiser"),
-        (loop.nn.utils, "clip_grad_norm_", "optimiser"), (trainer.training.optimizer, "step", "optimiser"),
-        (trainer.training.optimizer, "zero_grad", "optimiser"), (trainer.training.ema, "update", "averaged weights"),
-        (SubjectLoader, "collate", "collate"), (SubjectLoader, "shuffled", "shuffle"),
-        (loop, "save_checkpoint", "checkpoint"), (fitting, "write_run_files", "write the run"),
-    ]  # fmt: skip
+        (loop.nn.utils, "clip_grad_norm_", "optimiser"),
+        (trainer.training.optimizer, "step", "optimiser"),
+        (trainer.training.optimizer, "zero_grad", "optimiser"),
+        (trainer.training.ema, "update", "averaged weights"),
+        (SubjectLoader, "collate", "collate"),
+        (SubjectLoader, "shuffled", "shuffle"),
+        (loop, "save_checkpoint", "checkpoint"),
+        (fitting, "write_run_files", "write the run"),
+    ]
     with clock.watching(places):
         clock.wrap(fitting.fit, "rest")(trainer.plan, out, trainer=trainer)
     shutil.rmtree(out)
@@ -161,14 +182,17 @@ def cost_of_subjects(folder: Path, cohorts: Sequence[int], *, repeats: int) -> l
     smallest = [run["us_per_subject"] for run in found[cohorts[0]]]
     return [
         {
-            "section": "scaling", "subjects": n,
+            "section": "scaling",
+            "subjects": n,
             "us_per_subject": quartiles([run["us_per_subject"] for run in runs]),
-            "against_smallest": quartiles([run["us_per_subject"] / s for run, s in zip(runs, smallest, strict=True)]),
+            "against_smallest": quartiles(
+                [run["us_per_subject"] / s for run, s in zip(runs, smallest, strict=True)]
+            ),
             "peak_mib": quartiles([run["peak_mib"] for run in runs]),
             "own_mib": quartiles([run["own_mib"] for run in runs]),
         }
         for n, runs in found.items()
-    ]  # fmt: skip
+    ]
 
 
 def one_training(folder: Path, *, epochs: int) -> Row:

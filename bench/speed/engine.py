@@ -55,8 +55,15 @@ OURS: dict[str, dict[str, object]] = {
     "ours positions": {"code_position": True},
     "ours rotary": {"rotary": True},
 }
-PAIRS = [("flat", "padded"), ("flat", "ours"), ("flat", "ours mini"), ("padded", "ours"), ("padded", "ours bf16"),
-         ("padded", "ours positions"), ("padded", "ours rotary")]  # fmt: skip
+PAIRS = [
+    ("flat", "padded"),
+    ("flat", "ours"),
+    ("flat", "ours mini"),
+    ("padded", "ours"),
+    ("padded", "ours bf16"),
+    ("padded", "ours positions"),
+    ("padded", "ours rotary"),
+]
 
 
 # ---- records ---------------------------------------------------------------------------------------------------------
@@ -146,20 +153,39 @@ class Scale:
 
 SCALES = {
     "quick": Scale(
-        sizes=((16, 1),), threads=(1,), subjects={name: (2, 2, 2) for name in SHAPES}, rounds=2, burst=0.0,
-        memory_subjects=2, simulated=120, cohorts=(120, 240), repeats=1,
+        sizes=((16, 1),),
+        threads=(1,),
+        subjects={name: (2, 2, 2) for name in SHAPES},
+        rounds=2,
+        burst=0.0,
+        memory_subjects=2,
+        simulated=120,
+        cohorts=(120, 240),
+        repeats=1,
     ),
     "short": Scale(
-        sizes=((128, 4),), threads=(1,),
-        subjects={"dense": (32, 8, 4), "ragged truncated": (64, 32, 16), "ragged": (64, 8, 8)}, rounds=3, burst=0.25,
-        memory_subjects=8, simulated=1000, cohorts=(1000, 4000), repeats=1,
+        sizes=((128, 4),),
+        threads=(1,),
+        subjects={"dense": (32, 8, 4), "ragged truncated": (64, 32, 16), "ragged": (64, 8, 8)},
+        rounds=3,
+        burst=0.25,
+        memory_subjects=8,
+        simulated=1000,
+        cohorts=(1000, 4000),
+        repeats=1,
     ),
     "full": Scale(
-        sizes=((128, 4), (256, 6)), threads=(1, 2),
-        subjects={"dense": (32, 16, 8), "ragged truncated": (64, 64, 16), "ragged": (64, 16, 16)}, rounds=5, burst=0.25,
-        memory_subjects=32, simulated=2000, cohorts=(1000, 10_000, 100_000), repeats=3,
+        sizes=((128, 4), (256, 6)),
+        threads=(1, 2),
+        subjects={"dense": (32, 16, 8), "ragged truncated": (64, 64, 16), "ragged": (64, 16, 16)},
+        rounds=5,
+        burst=0.25,
+        memory_subjects=32,
+        simulated=2000,
+        cohorts=(1000, 10_000, 100_000),
+        repeats=3,
     ),
-}  # fmt: skip
+}
 
 
 # ---- one model, one step ---------------------------------------------------------------------------------------------
@@ -171,9 +197,16 @@ Model = PaddedFlat | PaddedHierarchical | SurvivalModel
 def model_of(name: str, dim: int, layers: int) -> Model:
     """A contender's model: the original settings for all, so that they compute the same function."""
     settings: dict[str, object] = {
-        "vocab_size": VOCABULARY, "dim": dim, "layers": layers, "heads": HEADS, "dropout": 0.0, "history_dropout": 0.0,
-        "head": "visit", "values": "none", "max_visits": 4096,
-    }  # fmt: skip
+        "vocab_size": VOCABULARY,
+        "dim": dim,
+        "layers": layers,
+        "heads": HEADS,
+        "dropout": 0.0,
+        "history_dropout": 0.0,
+        "head": "visit",
+        "values": "none",
+        "max_visits": 4096,
+    }
     flat: dict[str, object] = {"architecture": "flat", "attention": "bidirectional"}
     hierarchical: dict[str, object] = {"visit_mlp": False, "delta_bins": "linear", "rotary": False}
     torch.manual_seed(0)
@@ -288,8 +321,15 @@ def one_cell(cell: Row, scale: Scale, *, busy: bool = False) -> list[Row]:
         peaks = peak_rates(seconds)
         flops = [flops_per_visit(seed, subjects=n_packed, **size) for seed in range(N_BATCHES)]
         shares = [flops[i % N_BATCHES] / s / peaks[i] for i, s in enumerate(seconds["ours"])]
-        rows.append({"section": "share", **cell, "share": quartiles(shares), "peak_gflops": quartiles(peaks, 1e-9),
-                     "kflops_per_visit": quartiles(flops, 1e-3)})  # fmt: skip
+        rows.append(
+            {
+                "section": "share",
+                **cell,
+                "share": quartiles(shares),
+                "peak_gflops": quartiles(peaks, 1e-9),
+                "kflops_per_visit": quartiles(flops, 1e-3),
+            }
+        )
     return rows
 
 

@@ -64,10 +64,16 @@ def labelled(subjects: int, *, seed: int, queries: bool = False) -> VisitBatch:
     chance = torch.Generator().manual_seed(seed)
     drawn = torch.rand(x.visit_mask.shape, generator=chance)
     return VisitBatch.from_padded(
-        x.codes, x.code_mask, x.ages, x.deltas, x.visit_mask,
-        at_risk=x.visit_mask, duration_days=1 + 2000 * drawn, cause=(3 * drawn).long(),
+        x.codes,
+        x.code_mask,
+        x.ages,
+        x.deltas,
+        x.visit_mask,
+        at_risk=x.visit_mask,
+        duration_days=1 + 2000 * drawn,
+        cause=(3 * drawn).long(),
         is_query=(drawn < 0.2) & x.visit_mask if queries else None,
-    )  # fmt: skip
+    )
 
 
 def model_of(**settings: Any) -> SurvivalModel:
@@ -121,11 +127,15 @@ def equal(
         off = [float((b - a).norm()) for a, b in zip(here, there, strict=True)]
         norms = [float(a.norm()) for a in here]
         yield {
-            "section": "equal", "architecture": name, "loss": loss_here,
+            "section": "equal",
+            "architecture": name,
+            "loss": loss_here,
             "loss_off": abs(loss_there - loss_here) / abs(loss_here),
             "gradients_off": math.hypot(*off) / math.hypot(*norms),
-            "worst_parameter_off": max(o / n for o, n in zip(off, norms, strict=True) if n > 1e-3 * max(norms)),
-        }  # fmt: skip
+            "worst_parameter_off": max(
+                o / n for o, n in zip(off, norms, strict=True) if n > 1e-3 * max(norms)
+            ),
+        }
 
 
 def kernel(device: torch.device, subjects: int) -> list[Row]:
@@ -157,10 +167,15 @@ def kernel(device: torch.device, subjects: int) -> list[Row]:
             gradients = torch.autograd.grad((out * weight).sum(), qkv)
             outputs.append([x.detach().float() for x in (out, *gradients)])
         off = [float((b - a).norm() / a.norm()) for a, b in zip(*outputs, strict=True)]
-        rows.append({
-            "section": "kernel", "rows": name, "plan": type(ragged).__name__, "off": off[0],
-            "gradients_off": max(off[1:]),
-        })  # fmt: skip
+        rows.append(
+            {
+                "section": "kernel",
+                "rows": name,
+                "plan": type(ragged).__name__,
+                "off": off[0],
+                "gradients_off": max(off[1:]),
+            }
+        )
     return rows
 
 
@@ -208,11 +223,17 @@ def steps(
                     model_of(size=size).to(device), batch, device, precision
                 )
                 yield {
-                    "section": "step", "size": size, "precision": precision, "subjects": n,
-                    "visits": batch.n_visits, "codes": batch.n_codes, "ms": 1e3 * seconds,
-                    "us_per_visit": 1e6 * seconds / batch.n_visits, "mib": mib,
+                    "section": "step",
+                    "size": size,
+                    "precision": precision,
+                    "subjects": n,
+                    "visits": batch.n_visits,
+                    "codes": batch.n_codes,
+                    "ms": 1e3 * seconds,
+                    "us_per_visit": 1e6 * seconds / batch.n_visits,
+                    "mib": mib,
                     "share_of_peak": flops_per_visit * batch.n_visits / seconds / rates[precision],
-                }  # fmt: skip
+                }
 
 
 def step_seconds(
@@ -265,12 +286,18 @@ def epochs(prepared: Path, out: Path, sizes: tuple[str, ...], *, count: int) -> 
                 seconds = statistics.median(row["seconds"] for row in history[1:] or history)
                 subjects = len(trainer.loader)
                 yield {
-                    "section": "epoch", "size": size, "steps": name, "precision": precision,
-                    "subjects": subjects, "batches": made, "seconds": seconds, "loader_seconds": loader,
+                    "section": "epoch",
+                    "size": size,
+                    "steps": name,
+                    "precision": precision,
+                    "subjects": subjects,
+                    "batches": made,
+                    "seconds": seconds,
+                    "loader_seconds": loader,
                     "subjects_per_second": subjects / seconds,
                     "minutes_of_400000": EPOCH_SUBJECTS * seconds / subjects / 60,
                     "tuning_nll": history[-1]["tuning_nll"],
-                }  # fmt: skip
+                }
     shutil.rmtree(out, ignore_errors=True)
 
 
@@ -284,10 +311,13 @@ def runs(numbers: Path, out: Path, *, on_gpu: bool) -> Iterator[Row]:
         seconds = run([*EHRSEQ, *command], environment=hidden).wall_s
         history = read_json_lines(folder / HISTORY)
         yield {
-            "section": "run", "device": device, "seconds": seconds, "epochs": len(history),
+            "section": "run",
+            "device": device,
+            "seconds": seconds,
+            "epochs": len(history),
             "seconds_of_epochs": sum(row["seconds"] for row in history),
             "tuning_nll": min(row["tuning_nll"] for row in history),
-        }  # fmt: skip
+        }
 
 
 # ---- all of it ---------------------------------------------------------------------------------------------------

@@ -30,10 +30,15 @@ SHARD_ROWS = 1_000_000
 CODES, NUMERIC_CODES, NUMERIC_SHARE = 20_000, 1_000, 0.30
 EVENTS_PER_SUBJECT = 208  # visits and codes as drawn below, birth, sex and deaths
 DAY_US = 86_400_000_000
-TASK = TaskConfig.model_validate({
-    "name": "death", "index": {"first_visit": True}, "outcome": {"death": ["MEDS_DEATH"]},
-    "horizons": ["90d", "1y"], "landmarks": ["0d", "1y"],
-})  # fmt: skip
+TASK = TaskConfig.model_validate(
+    {
+        "name": "death",
+        "index": {"first_visit": True},
+        "outcome": {"death": ["MEDS_DEATH"]},
+        "horizons": ["90d", "1y"],
+        "landmarks": ["0d", "1y"],
+    }
+)
 Row = dict[str, Any]
 
 
@@ -83,12 +88,14 @@ def make_shard(
     order = np.lexsort((time_us, who))
     who, code, time_us, value = who[order], code[order], time_us[order], value[order]
     coded = pa.DictionaryArray.from_arrays(pa.array(code.astype(np.int32)), pa.array(names))
-    return pa.table({
-        "subject_id": pa.array(subject_id[who]),
-        "time": pa.array(time_us, mask=time_us == static).cast(pa.timestamp("us")),
-        "code": coded.cast(pa.string()),
-        "numeric_value": pa.array(value.astype(np.float32), mask=np.isnan(value)),
-    })  # fmt: skip
+    return pa.table(
+        {
+            "subject_id": pa.array(subject_id[who]),
+            "time": pa.array(time_us, mask=time_us == static).cast(pa.timestamp("us")),
+            "code": coded.cast(pa.string()),
+            "numeric_value": pa.array(value.astype(np.float32), mask=np.isnan(value)),
+        }
+    )
 
 
 def make_data(folder: Path, events: int) -> int:

@@ -45,21 +45,35 @@ def long_record(n_visits: int, codes_per_visit: int) -> TaskRecords:
     values[rng.random(n_codes) >= WITH_NUMBER] = np.nan
     none, delta = np.zeros(n_visits, np.float32), np.r_[0, np.ones(n_visits - 1)].astype(np.float32)
     timelines = Timelines(
-        subject_id=np.array([1]), birth_us=np.array([0]), subject_offsets=np.array([0, n_visits]), start_us=end,
-        end_us=end, age_years=np.linspace(20, 90, n_visits, dtype=np.float32), delta_days=delta,
+        subject_id=np.array([1]),
+        birth_us=np.array([0]),
+        subject_offsets=np.array([0, n_visits]),
+        start_us=end,
+        end_us=end,
+        age_years=np.linspace(20, 90, n_visits, dtype=np.float32),
+        delta_days=delta,
         visit_offsets=np.arange(n_visits + 1) * codes_per_visit,
-        codes=np.minimum(rng.zipf(1.3, n_codes), VOCABULARY - 1).astype(np.int32), values=values,
-        static_codes=np.array([1], np.int32), static_offsets=np.array([0, 1]),
-    )  # fmt: skip
+        codes=np.minimum(rng.zipf(1.3, n_codes), VOCABULARY - 1).astype(np.int32),
+        values=values,
+        static_codes=np.array([1], np.int32),
+        static_offsets=np.array([0, 1]),
+    )
     rows = TaskRows(
-        row_offsets=np.array([0, n_visits]), prediction_us=end, index_us=np.zeros(n_visits, np.int64),
-        is_query=np.zeros(n_visits, bool), visits_before=(1 + np.arange(n_visits)).astype(np.int32),
-        age_years=timelines.age_years, delta_days=none, duration_days=rng.exponential(500.0, n_visits) + 1,
-        unfinished_codes=np.zeros(n_visits, np.int32), entry_days=none,
+        row_offsets=np.array([0, n_visits]),
+        prediction_us=end,
+        index_us=np.zeros(n_visits, np.int64),
+        is_query=np.zeros(n_visits, bool),
+        visits_before=(1 + np.arange(n_visits)).astype(np.int32),
+        age_years=timelines.age_years,
+        delta_days=none,
+        duration_days=rng.exponential(500.0, n_visits) + 1,
+        unfinished_codes=np.zeros(n_visits, np.int32),
+        entry_days=none,
         cause=rng.integers(0, 2, n_visits).astype(np.int8),
-        carry_offsets=np.zeros(n_visits + 1, np.int64), carry_codes=np.zeros(0, np.int32),
+        carry_offsets=np.zeros(n_visits + 1, np.int64),
+        carry_codes=np.zeros(0, np.int32),
         carry_values=np.zeros((0, 2), np.float32),
-    )  # fmt: skip
+    )
     return TaskRecords(timelines, rows)
 
 
@@ -95,10 +109,16 @@ def measure(case: str, task: str, settings: dict[str, Any], uncut: bool) -> dict
         Network(model.eval()).risk(records, [365.25])
     seconds = time.process_time() - started
     return {
-        "case": case, "task": task, "visits": n_visits, "codes": n_visits * codes_per_visit, "parts": parts,
-        "cpu_seconds": seconds, "ms_per_visit": 1e3 * seconds / n_visits,
-        "us_per_code": 1e6 * seconds / (n_visits * codes_per_visit), "mib": peak_mib() - before,
-    }  # fmt: skip
+        "case": case,
+        "task": task,
+        "visits": n_visits,
+        "codes": n_visits * codes_per_visit,
+        "parts": parts,
+        "cpu_seconds": seconds,
+        "ms_per_visit": 1e3 * seconds / n_visits,
+        "us_per_code": 1e6 * seconds / (n_visits * codes_per_visit),
+        "mib": peak_mib() - before,
+    }
 
 
 def main() -> None:

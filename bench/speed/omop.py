@@ -123,12 +123,16 @@ def make_chunk(folder: Path, number: int, person: Ints) -> int:
         0, 5_000 * 86_400, len(owner)
     ) * 1_000_000
     end = start + rng.integers(3_600, 5 * 86_400, len(owner)) * 1_000_000
-    visit = pa.table({
-        "visit_occurrence_id": pa.array(number * 10**7 + np.arange(len(owner))),
-        "person_id": pa.array(person[owner]),
-        "visit_concept_id": pa.array(np.array([9201, 9202, 9203], np.int32)[rng.integers(0, 3, len(owner))]),
-        "start": pa.array(start),
-    })  # fmt: skip
+    visit = pa.table(
+        {
+            "visit_occurrence_id": pa.array(number * 10**7 + np.arange(len(owner))),
+            "person_id": pa.array(person[owner]),
+            "visit_concept_id": pa.array(
+                np.array([9201, 9202, 9203], np.int32)[rng.integers(0, 3, len(owner))]
+            ),
+            "start": pa.array(start),
+        }
+    )
     none = np.zeros(len(owner), dtype=bool)
     tables = {
         name: event_table(rng, name, stem, when, visit, each) for name, stem, each, when in EVENTS
@@ -140,12 +144,16 @@ def make_chunk(folder: Path, number: int, person: Ints) -> int:
     tables["visit_occurrence"] = visit.drop_columns("start").take(
         pa.array(rng.permutation(len(visit)))
     )
-    tables["person"] = pa.table({
-        "person_id": pa.array(person), "year_of_birth": pa.array((1970 + month // 12).astype(np.int32)),
-        "month_of_birth": pa.array((month % 12 + 1).astype(np.int32)), "day_of_birth": pa.nulls(n, pa.int32()),
-        "gender_concept_id": pa.array(np.where(person % 2, 8507, 8532).astype(np.int32)),
-        "race_concept_id": pa.array(np.full(n, 8527, np.int32)),
-    })  # fmt: skip
+    tables["person"] = pa.table(
+        {
+            "person_id": pa.array(person),
+            "year_of_birth": pa.array((1970 + month // 12).astype(np.int32)),
+            "month_of_birth": pa.array((month % 12 + 1).astype(np.int32)),
+            "day_of_birth": pa.nulls(n, pa.int32()),
+            "gender_concept_id": pa.array(np.where(person % 2, 8507, 8532).astype(np.int32)),
+            "race_concept_id": pa.array(np.full(n, 8527, np.int32)),
+        }
+    )
     dead = np.flatnonzero(rng.random(n) < 0.1)
     last = np.full(n, birth.min())
     np.maximum.at(last, owner, end)
@@ -168,17 +176,24 @@ def make_concepts(folder: Path) -> None:
     ]
     ids = np.r_[ids, 9201 + 10**6, 8507 + 10**6]  # which nobody uses
     vocabularies = np.array(["SNOMED", "RxNorm", "LOINC", "CPT4", "ICD10CM"])
-    concept = pa.table({
-        "concept_id": pa.array(ids.astype(np.int32)), "concept_name": pa.array([f"Concept number {i}" for i in ids]),
-        "vocabulary_id": pa.array(np.where(ids < 100, "UCUM", vocabularies[ids % 5])),
-        "concept_code": pa.array([f"{i * 7919 % 10**7:07d}" if i >= 100 else f"u{i}" for i in ids.tolist()]),
-    })  # fmt: skip
+    concept = pa.table(
+        {
+            "concept_id": pa.array(ids.astype(np.int32)),
+            "concept_name": pa.array([f"Concept number {i}" for i in ids]),
+            "vocabulary_id": pa.array(np.where(ids < 100, "UCUM", vocabularies[ids % 5])),
+            "concept_code": pa.array(
+                [f"{i * 7919 % 10**7:07d}" if i >= 100 else f"u{i}" for i in ids.tolist()]
+            ),
+        }
+    )
     child = np.arange(1100, 1000 + CONCEPTS)
-    ancestor = pa.table({
-        "ancestor_concept_id": pa.array((1000 + (child - 1000) // 10).astype(np.int32)),
-        "descendant_concept_id": pa.array(child.astype(np.int32)),
-        "min_levels_of_separation": pa.array(np.ones(len(child), np.int32)),
-    })  # fmt: skip
+    ancestor = pa.table(
+        {
+            "ancestor_concept_id": pa.array((1000 + (child - 1000) // 10).astype(np.int32)),
+            "descendant_concept_id": pa.array(child.astype(np.int32)),
+            "min_levels_of_separation": pa.array(np.ones(len(child), np.int32)),
+        }
+    )
     pq.write_table(concept, folder / "concept.parquet")
     pq.write_table(ancestor, folder / "concept_ancestor.parquet")
 

@@ -5,6 +5,9 @@
 Each division of each set is prepared and trained by every source in processes of its own with one thread, interleaved;
 `OUT/price.json` keeps, by source, the CPU seconds of the training and the mean NLL of the held-out people's rows. What
 is there already is kept. `--settings` adds settings to one source, as in `--settings "short=training.epochs=10"`.
+
+P12's divisions are its five published ones, 1 to 5. The simulated sets are those of `ehrseq simulate`; a division is a
+seed of theirs.
 """
 
 import argparse
@@ -17,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.accuracy.p12 import divided, published
 from bench.measure import ROOT
 
 TASKS = {
@@ -24,6 +28,9 @@ TASKS = {
     "physionet2012": ("physionet2012_meds", "physionet2012"),
     "nafld": ("nafld_meds", "nafld"),
     "delphi": ("delphi_sim_meds", "delphi_sim"),
+    "p12": ("p12_meds", ""),
+    "simulated2000": ("", ""),
+    "simulated20000": ("", ""),
 }
 TRAIN = """
 import json, resource, sys
@@ -90,24 +97,28 @@ def trained(
     folder = asked.out / asked.name / str(division)
     environment = {**os.environ, "PYTHONPATH": str(Path(source).resolve()), "OMP_NUM_THREADS": "1"}
     prepared, run, facts = folder / f"prepared-{name}", folder / name, folder / f"{name}.json"
+    ehrseq = [sys.executable, "-m", "ehrsequencing"]
+    meds, yaml = asked.data / records, ROOT / f"examples/tasks/{task}.yaml"
+    splits = [
+        "splits.by=hash",
+        "splits.train=0.65",
+        "splits.tuning=0.15",
+        f"splits.seed={division}",
+    ]
+    if asked.name == "p12":
+        yaml, splits = meds / "task.yaml", ["visits.by=window", "visits.window=12h"]
+        divisions = published(meds / "published_splits.parquet")
+        meds = divided(meds, folder / "meds", divisions[f"split{division}"])
+    elif asked.name.startswith("simulated"):
+        meds, splits = folder / "meds", []
+        yaml = meds / "task.yaml"
+        if not yaml.is_file():
+            people = ["--subjects", asked.name.removeprefix("simulated"), "--seed", str(division)]
+            command = [*ehrseq, "simulate", str(meds), *people]
+            subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
     if not (prepared / "manifest.json").is_file():
-        splits = [
-            "splits.by=hash",
-            "splits.train=0.65",
-            "splits.tuning=0.15",
-            f"splits.seed={division}",
-        ]
-        command = [
-            sys.executable,
-            "-m",
-            "ehrsequencing",
-            "prepare",
-            str(asked.data / records),
-            "--out",
-            str(prepared),
-        ]
-        command += ["--task", str(ROOT / f"examples/tasks/{task}.yaml"), *splits]
-        subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
+        command = [*ehrseq, "prepare", str(meds), "--out", str(prepared), "--task", str(yaml)]
+        subprocess.run([*command, *splits], check=True, env=environment, stdout=subprocess.DEVNULL)
     subprocess.run(["rm", "-rf", str(run)], check=True)
     command = [sys.executable, "-c", TRAIN, str(prepared), str(run), str(facts), *settings]
     subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)

@@ -108,13 +108,17 @@ def effects(
         for one, own in zip(listed, edits, strict=True):
             said = change[place : place + len(own)]
             place += len(own)
-            rows.append({
-                "mechanism": one.mechanism, "truth": one.log_hazard, "said": float(said[0]),
-                "never": one.log_hazard if one.never is None else one.never,
-                "half": float(np.mean(said[1:])) if len(said) > 1 else None,
-                "interaction": float(said[1:].sum() - said[0]) if len(said) > 1 else None,
-                **swapped(question, record, one, truth, float(log_hazard[0])),
-            })  # fmt: skip
+            rows.append(
+                {
+                    "mechanism": one.mechanism,
+                    "truth": one.log_hazard,
+                    "said": float(said[0]),
+                    "never": one.log_hazard if one.never is None else one.never,
+                    "half": float(np.mean(said[1:])) if len(said) > 1 else None,
+                    "interaction": float(said[1:].sum() - said[0]) if len(said) > 1 else None,
+                    **swapped(question, record, one, truth, float(log_hazard[0])),
+                }
+            )
     return rows
 
 
@@ -246,9 +250,12 @@ def cost(question: Question, people: Sequence[SubjectRecord]) -> dict[str, float
     for record in people:
         explain_subject(question, record)
     return {
-        "longest_visits": longest.n_visits, "longest_seconds": middle - start, "subjects": len(people),
-        "mean_visits": float(np.mean([record.n_visits for record in people])), "seconds": time.process_time() - middle,
-    }  # fmt: skip
+        "longest_visits": longest.n_visits,
+        "longest_seconds": middle - start,
+        "subjects": len(people),
+        "mean_visits": float(np.mean([record.n_visits for record in people])),
+        "seconds": time.process_time() - middle,
+    }
 
 
 def measure(

@@ -18,8 +18,16 @@ from typing import Any
 from bench.measure import ehrseq
 from bench.truth._true_risks import run_errors
 
-COLUMNS = ("subjects", "encoder", "share of the gain (expected)", "slopes, outcome", "slopes, death", "RMSE of risk",
-           "of hazard a year", "learned of each mechanism")  # fmt: skip
+COLUMNS = (
+    "subjects",
+    "encoder",
+    "share of the gain (expected)",
+    "slopes, outcome",
+    "slopes, death",
+    "RMSE of risk",
+    "of hazard a year",
+    "learned of each mechanism",
+)
 DEFAULT = "attention"
 RECIPE = ["training.patience=3"]
 # with the default 128 the truth's own noise adds a hundredth to the shares

@@ -55,8 +55,17 @@ class Picture:
             f'stroke-width="1.5"{style}/>'
         )
 
-    def text(self, x: float, y: float, words: str, *, size: int = 15, anchor: str = "middle", bold: bool = False,
-             fill: str = INK) -> None:  # fmt: skip
+    def text(
+        self,
+        x: float,
+        y: float,
+        words: str,
+        *,
+        size: int = 15,
+        anchor: str = "middle",
+        bold: bool = False,
+        fill: str = INK,
+    ) -> None:
         """One line of text; y is its base line."""
         weight = ' font-weight="bold"' if bold else ""
         self.parts.append(
@@ -64,8 +73,17 @@ class Picture:
             f"{escape(words, quote=False)}</text>"
         )
 
-    def line(self, x1: float, y1: float, x2: float, y2: float, *, color: str = GREY, width: float = 1.5,
-             arrow: bool = True) -> None:  # fmt: skip
+    def line(
+        self,
+        x1: float,
+        y1: float,
+        x2: float,
+        y2: float,
+        *,
+        color: str = GREY,
+        width: float = 1.5,
+        arrow: bool = True,
+    ) -> None:
         """A line, by default with an arrow's head at its end."""
         head = ' marker-end="url(#head)"' if arrow else ""
         self.parts.append(
@@ -91,9 +109,13 @@ def subject_batch(codes_per_row: tuple[int, ...], is_query: tuple[bool, ...]) ->
     offsets = torch.tensor([0, *codes_per_row]).cumsum(0)
     n = len(codes_per_row)
     return VisitBatch(
-        codes=torch.arange(1, int(offsets[-1]) + 1), visit_offsets=offsets, subject_offsets=torch.tensor([0, n]),
-        age_years=torch.full((n,), 60.0), delta_days=torch.zeros(n), is_query=torch.tensor(is_query),
-    )  # fmt: skip
+        codes=torch.arange(1, int(offsets[-1]) + 1),
+        visit_offsets=offsets,
+        subject_offsets=torch.tensor([0, n]),
+        age_years=torch.full((n,), 60.0),
+        delta_days=torch.zeros(n),
+        is_query=torch.tensor(is_query),
+    )
 
 
 def who_sees(plan: AttentionPlan, rows: int) -> list[list[bool]]:
@@ -182,27 +204,81 @@ def flow(picture: Picture, x: float, y: float, kind: str, shape: str) -> None:
 def architectures() -> None:
     """Flat and hierarchical side by side."""
     picture = Picture(920, 705, "Data flow and shapes of flat and hierarchical BEHRT, side by side")
-    column(picture, 25, "Flat", "BEHRTForSurvival", [
-        (1, "BEHRTEmbedding", ["LN(code + age + visit id + position)"], "tokens", "(T, d) tokens"),
-        (2, "BEHRT", [
-            "TransformerLayer × layers over all tokens:",
-            "a code sees the codes of its own visit",
-            "and of the visits before it",
-            "up to (V·C)² pairs a layer",
-        ], "tokens", "(T, d) states"),
-        (1, "aggregate_visits", ["mean of each visit's token states"], "rows", "(N, d) states"),
-        (1, "SurvivalHead", ["W2 · gelu(W1 · LN)"], "", ""),
-    ])  # fmt: skip
-    column(picture, 475, "Hierarchical", "HierarchicalBEHRTForSurvival", [
-        (1, "CodeEmbedding", ["identity + number (+ place + type)"], "vectors", "(K, d) code vectors"),
-        (1, "VisitEncoder", ["attention | mean | transformer | …, then an MLP"], "rows", "(N, d) visit vectors"),
-        (1, "VisitTimeEmbedding", ["+ visit index + age + time gap"], "rows", "(N, d) visits in time"),
-        (1, "TimelineEncoder", ["a visit sees itself and those before: V² pairs"],
-         "rows", "(N, d) states"),
-        (1, "SurvivalHead", ["W2 · gelu(W1 · LN)"], "", ""),
-    ])  # fmt: skip
-    picture.text(25, 692, "One subject: visits of 3, 1 and 2 codes (K = 6) and a query “?” (N = 4 rows; T = 7 tokens, "
-                 "the query's marker included).", size=14, anchor="start", fill=GREY)  # fmt: skip
+    column(
+        picture,
+        25,
+        "Flat",
+        "BEHRTForSurvival",
+        [
+            (
+                1,
+                "BEHRTEmbedding",
+                ["LN(code + age + visit id + position)"],
+                "tokens",
+                "(T, d) tokens",
+            ),
+            (
+                2,
+                "BEHRT",
+                [
+                    "TransformerLayer × layers over all tokens:",
+                    "a code sees the codes of its own visit",
+                    "and of the visits before it",
+                    "up to (V·C)² pairs a layer",
+                ],
+                "tokens",
+                "(T, d) states",
+            ),
+            (1, "aggregate_visits", ["mean of each visit's token states"], "rows", "(N, d) states"),
+            (1, "SurvivalHead", ["W2 · gelu(W1 · LN)"], "", ""),
+        ],
+    )
+    column(
+        picture,
+        475,
+        "Hierarchical",
+        "HierarchicalBEHRTForSurvival",
+        [
+            (
+                1,
+                "CodeEmbedding",
+                ["identity + number (+ place + type)"],
+                "vectors",
+                "(K, d) code vectors",
+            ),
+            (
+                1,
+                "VisitEncoder",
+                ["attention | mean | transformer | …, then an MLP"],
+                "rows",
+                "(N, d) visit vectors",
+            ),
+            (
+                1,
+                "VisitTimeEmbedding",
+                ["+ visit index + age + time gap"],
+                "rows",
+                "(N, d) visits in time",
+            ),
+            (
+                1,
+                "TimelineEncoder",
+                ["a visit sees itself and those before: V² pairs"],
+                "rows",
+                "(N, d) states",
+            ),
+            (1, "SurvivalHead", ["W2 · gelu(W1 · LN)"], "", ""),
+        ],
+    )
+    picture.text(
+        25,
+        692,
+        "One subject: visits of 3, 1 and 2 codes (K = 6) and a query “?” (N = 4 rows; T = 7 tokens, "
+        "the query's marker included).",
+        size=14,
+        anchor="start",
+        fill=GREY,
+    )
     picture.save("architectures.svg")
 
 
@@ -211,8 +287,16 @@ def architectures() -> None:
 CELL = 20
 
 
-def matrix(picture: Picture, x: float, y: float, title: tuple[str, str], seen: list[list[bool]], names: list[str],
-           owner: list[int], is_query: list[bool]) -> None:  # fmt: skip
+def matrix(
+    picture: Picture,
+    x: float,
+    y: float,
+    title: tuple[str, str],
+    seen: list[list[bool]],
+    names: list[str],
+    owner: list[int],
+    is_query: list[bool],
+) -> None:
     """Who looks (rows) at whom (columns); thin frames around the codes of one visit."""
     n, left, top = len(names), x + 26, y + 66
     picture.text(x, y + 16, title[0], size=16, anchor="start", bold=True)
@@ -301,8 +385,14 @@ def attention_masks() -> None:
         ("Timeline, sliding window", "max_visits=3: itself and two before"),
         window=3,
     )
-    visits_matrix(picture, 630, 60, ("Timeline, bidirectional", "pretraining only; training refuses it"), window=512,
-                  ahead=True)  # fmt: skip
+    visits_matrix(
+        picture,
+        630,
+        60,
+        ("Timeline, bidirectional", "pretraining only; training refuses it"),
+        window=512,
+        ahead=True,
+    )
     tokens_matrix(
         picture, 20, 365, ("Flat, causal by visit", "default: max_tokens=2048"), reach=2048
     )
@@ -310,8 +400,15 @@ def attention_masks() -> None:
     tokens_matrix(
         picture, 630, 365, ("Mini-transformer", "codes of one visit see one another"), reach=None
     )
-    picture.text(20, 675, "Numbers are visits, letters are codes (lines part their visits), “?” is a query. Drawn from "
-                 "the plans that the models run.", size=14, anchor="start", fill=GREY)  # fmt: skip
+    picture.text(
+        20,
+        675,
+        "Numbers are visits, letters are codes (lines part their visits), “?” is a query. Drawn from "
+        "the plans that the models run.",
+        size=14,
+        anchor="start",
+        fill=GREY,
+    )
     picture.save("who-sees-whom.svg")
 
 

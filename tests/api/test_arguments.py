@@ -297,13 +297,22 @@ _QUICK: Arguments = {"bootstrap": 0, "baselines": "none", "progress": False}
 _EVALUATION = {"evaluation": {"bootstrap": 0, "baselines": "none", "explained_subjects": 0}}
 _ELSEWHERE: Arguments = {"data": "../meds"}
 _SCORE: Arguments = {
-    "predictions": "risks.parquet", "data": "../data", "task": "../task.yaml", "prepared": "study/prepared",
-    "progress": False, **_EVALUATION,
-}  # fmt: skip
+    "predictions": "risks.parquet",
+    "data": "../data",
+    "task": "../task.yaml",
+    "prepared": "study/prepared",
+    "progress": False,
+    **_EVALUATION,
+}
 _MEDS_DEV: Arguments = {
-    "run": "run", "out": "p.parquet", "data": "../meds", "format": "meds-dev", "labels": "../labels.parquet",
-    "horizon": "30d", "progress": False,
-}  # fmt: skip
+    "run": "run",
+    "out": "p.parquet",
+    "data": "../meds",
+    "format": "meds-dev",
+    "labels": "../labels.parquet",
+    "horizon": "30d",
+    "progress": False,
+}
 _SHARE: Arguments = {"run": "run", "out": "shared", "progress": False}
 
 

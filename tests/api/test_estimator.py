@@ -19,10 +19,16 @@ TINY = {
 }
 #: The checks that need no array of features: MEDS data is none.
 APPLICABLE = (
-    "check_estimator_cloneable", "check_estimator_repr", "check_get_params_invariance", "check_set_params",
-    "check_no_attributes_set_in_init", "check_parameters_default_constructible",
-    "check_do_not_raise_errors_in_init_or_set_params", "check_mixin_order", "check_valid_tag_types",
-)  # fmt: skip
+    "check_estimator_cloneable",
+    "check_estimator_repr",
+    "check_get_params_invariance",
+    "check_set_params",
+    "check_no_attributes_set_in_init",
+    "check_parameters_default_constructible",
+    "check_do_not_raise_errors_in_init_or_set_params",
+    "check_mixin_order",
+    "check_valid_tag_types",
+)
 
 
 @pytest.mark.parametrize("name", APPLICABLE)

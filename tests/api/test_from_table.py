@@ -62,11 +62,22 @@ def no_folder(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.parametrize(
     "values",
     [
-        [0, 1], [0.0, 1.0], [None, 1.0], ["0", "1"], ["0.0", "1.0"], [False, True], ["FALSE", "True"], ["no", "yes"],
-        ["alive", "Dead"], ["censored", "event"], ["Right Censored", "death"], ["living", "deceased"], ["", "died"],
+        [0, 1],
+        [0.0, 1.0],
+        [None, 1.0],
+        ["0", "1"],
+        ["0.0", "1.0"],
+        [False, True],
+        ["FALSE", "True"],
+        ["no", "yes"],
+        ["alive", "Dead"],
+        ["censored", "event"],
+        ["Right Censored", "death"],
+        ["living", "deceased"],
+        ["", "died"],
         [None, "1"],
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("dtype", [None, "category"])
 def test_usual_marks_of_events_are_read(values: list[Any], dtype: Any, tmp_path: Path) -> None:
     frame = one_row()

@@ -15,9 +15,13 @@ from reference.r_oracles import FILE, flat_rows
 
 R = json.loads(FILE.read_text(encoding="utf-8"))["cox"]
 NAMED: dict[str, Any] = {
-    "subject": "id", "time": "stop", "event": {"status": {1: "status_1", 2: "status_2"}},
-    "covariates": ["age", "marker", "sex"], "units": {"age": 10}, "log": ["marker"],
-}  # fmt: skip
+    "subject": "id",
+    "time": "stop",
+    "event": {"status": {1: "status_1", 2: "status_2"}},
+    "covariates": ["age", "marker", "sex"],
+    "units": {"age": 10},
+    "log": ["marker"],
+}
 SMALL: dict[str, Any] = {
     "model": {"dim": 16, "heads": 2, "layers": 1},
     "training": {"epochs": 1, "min_steps": 2, "distillation": 0.0, "blend": False},
@@ -54,8 +58,10 @@ def test_a_run_on_pbc2_gives_the_numbers_of_r(pbc2: TrainedRun, ties: Any) -> No
     of = pbc2.cox(["bili", "age", "sex", "albumin"], log=["bili"], units={"age": 10}, ties=ties)
     check(of, R["pbc2"][ties]["death"])
     assert of.index.tolist() == ["log LAB//serBilir", "age per 10", "GENDER: male vs female", "LAB//albumin"]
-    check(pbc2.cox(["LAB//serBilir", "chol"], cause="transplant", log=["LAB//serBilir"], ties=ties),
-          R["pbc2"][ties]["transplant"])  # fmt: skip
+    check(
+        pbc2.cox(["LAB//serBilir", "chol"], cause="transplant", log=["LAB//serBilir"], ties=ties),
+        R["pbc2"][ties]["transplant"],
+    )
 
 
 def test_a_table_of_visits_its_dates_and_its_run_say_the_same(tmp_path: Path) -> None:

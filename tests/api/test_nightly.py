@@ -96,9 +96,9 @@ def test_two_commands_make_the_list_of_the_newest_discharge_of_each_person(place
     assert 'src="http' not in (place / "risks.html").read_text()
 
 
-@pytest.mark.parametrize(("since", "words"), [
-    ("2000-01-01", "mg/dL is gone, mmol/L is new"), ("2023-06-01", "mmol/L is new"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("since", "words"), [("2000-01-01", "mg/dL is gone, mmol/L is new"), ("2023-06-01", "mmol/L is new")]
+)
 def test_the_job_of_the_night_on_which_the_unit_changes_stops_with_the_codes_name(
     since: str, words: str, place: Path
 ) -> None:
@@ -113,8 +113,11 @@ def test_the_job_of_the_night_on_which_the_unit_changes_stops_with_the_codes_nam
 def test_every_way_to_ask_tells_its_kind_and_its_index(place: Path, tmp_path: Path) -> None:
     data, columns = place / "past", ["subject_id", "kind", "index_time", "days_since_index"]
     for at, kinds in (
-        ("all", {"index", "visit"}), ("last", {"index", "visit"}), ("every-index", {"index"}), ("2022-06-01", {"date"}),
-    ):  # fmt: skip
+        ("all", {"index", "visit"}),
+        ("last", {"index", "visit"}),
+        ("every-index", {"index"}),
+        ("2022-06-01", {"date"}),
+    ):
         out = tmp_path / f"{at}.parquet"
         assert ehrseq("predict", place / "run", data, "--at", at, "--out", out).exit_code == 0
         table = pq.read_table(out).select([*columns, "prediction_time"]).to_pandas()

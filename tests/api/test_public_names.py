@@ -13,15 +13,39 @@ from ehrsequencing.api.evaluation import EvaluationResult
 from ehrsequencing.api.run import TrainedRun
 
 NAMES = {
-    "EHRSurvival", "aalen_johansen", "audit", "check", "codes", "compare", "compare_risks", "cox", "drift", "evaluate",
-    "fit", "from_table", "load", "metrics", "prepare", "read_meds", "run", "score", "simulate", "visit_encoder",
-}  # fmt: skip
+    "EHRSurvival",
+    "aalen_johansen",
+    "audit",
+    "check",
+    "codes",
+    "compare",
+    "compare_risks",
+    "cox",
+    "drift",
+    "evaluate",
+    "fit",
+    "from_table",
+    "load",
+    "metrics",
+    "prepare",
+    "read_meds",
+    "run",
+    "score",
+    "simulate",
+    "visit_encoder",
+}
 
 
 OF_AN_EVALUATION = (
-    "calibration", "operating_points", "outcomes", "plot_calibration", "plot_decision_curve", "plot_incidence",
-    "subgroups", "table1",
-)  # fmt: skip
+    "calibration",
+    "operating_points",
+    "outcomes",
+    "plot_calibration",
+    "plot_decision_curve",
+    "plot_incidence",
+    "subgroups",
+    "table1",
+)
 OF_A_RUN = ("predict", "explain", "attention", "plot_risk", "hazard_ratios", "cox")
 
 

@@ -65,29 +65,39 @@ def run(honest: Path, tmp_path: Path) -> Path:
 # ---- clean cohorts of many kinds: no false alarm ---------------------------------------------------------------------
 
 MODELS = (
-    ("model.visit_encoder=attention",), ("model.visit_encoder=attention", "model.scorer=bottleneck"),
-    ("model.visit_encoder=mean", "model.wide_head=true", "model.table_dim=8"), ("model.visit_encoder=transformer",),
-    ("model.visit_encoder=transformer", "model.visit_pool=cls"), ("model.max_visits=3",),
-    ("model.architecture=flat",), ("model.architecture=flat", "model.max_tokens=20"),
+    ("model.visit_encoder=attention",),
+    ("model.visit_encoder=attention", "model.scorer=bottleneck"),
+    ("model.visit_encoder=mean", "model.wide_head=true", "model.table_dim=8"),
+    ("model.visit_encoder=transformer",),
+    ("model.visit_encoder=transformer", "model.visit_pool=cls"),
+    ("model.max_visits=3",),
+    ("model.architecture=flat",),
+    ("model.architecture=flat", "model.max_tokens=20"),
     ("model.position=sinusoidal", "model.code_position=true", "model.code_types=true"),
     ("model.visit_encoder=max", "model.delta_bins=linear", "model.age_bin_years=0"),
     ("model.head=visit",),
-)  # fmt: skip
+)
 VISITS = ((), ("visits.by=window", "visits.window=6h"), ("visits.by=gap", "visits.gap=60h"), ("visits.ignore=[DX//1]",))
 VALUES = ((), ("values.mode=interpolate",), ("values.mode=bins",), ("values.mode=none",), ("values.carry=false",))
 TASKS: tuple[dict[str, Any], ...] = (
-    {}, {"index": {"first_visit": True}}, {"index": {"code": "INDEX", "after": "48h"}},
-    {"index": {"code": "DX//2", "which": "every"}}, {"index": {"date": "2012-05-01"}, "censoring": {}},
-    {"index": {"age": "60y"}}, {"censoring": {"date": "2016-01-01"}}, {"censoring": {"dataset_end": True}},
+    {},
+    {"index": {"first_visit": True}},
+    {"index": {"code": "INDEX", "after": "48h"}},
+    {"index": {"code": "DX//2", "which": "every"}},
+    {"index": {"date": "2012-05-01"}, "censoring": {}},
+    {"index": {"age": "60y"}},
+    {"censoring": {"date": "2016-01-01"}},
+    {"censoring": {"dataset_end": True}},
     {"blanking": "7d", "landmarks": ["30d", "1y"]},
-)  # fmt: skip
+)
 
 TRAINED = (
     ("two members on a simulation", "training.members=2"),
-    *(pytest.param(s, marks=pytest.mark.slow) for s in (
-        ("hospital",), ("flat on a hospital", "model.architecture=flat", "training.recalibration=0.5"),
-    )),
-)  # fmt: skip
+    *(
+        pytest.param(s, marks=pytest.mark.slow)
+        for s in (("hospital",), ("flat on a hospital", "model.architecture=flat", "training.recalibration=0.5"))
+    ),
+)
 
 
 def drawn(number: int) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, Any]]:
@@ -105,14 +115,27 @@ def simulated(number: int, folder: Path) -> tuple[Path, dict[str, Any]]:
     """A simulated world with its knobs drawn at random."""
     rng = np.random.default_rng(1000 + number)
     knobs = {
-        "outcome_per_year": rng.uniform(0.15, 0.4), "visits_per_year": rng.uniform(1, 4), "pairs": rng.integers(2, 9),
-        "truth_futures": 4, "background_codes": rng.integers(5, 80), "stay_days": rng.choice([2.0, 20.0]),
-        **{name: rng.choice([0.0, most]) for name, most in (
-            ("gap_effect", 2.0), ("chronic_effect", 1.5), ("lab_effect", 1.0), ("death_per_year", 0.1),
-            ("frailty_spread", 1), ("visit_rate_spread", 1), ("stay_visit_share", 0.5), ("drop_out_per_year", 0.3),
-            ("decay_effect", 3.0),
-        )},
-    }  # fmt: skip
+        "outcome_per_year": rng.uniform(0.15, 0.4),
+        "visits_per_year": rng.uniform(1, 4),
+        "pairs": rng.integers(2, 9),
+        "truth_futures": 4,
+        "background_codes": rng.integers(5, 80),
+        "stay_days": rng.choice([2.0, 20.0]),
+        **{
+            name: rng.choice([0.0, most])
+            for name, most in (
+                ("gap_effect", 2.0),
+                ("chronic_effect", 1.5),
+                ("lab_effect", 1.0),
+                ("death_per_year", 0.1),
+                ("frailty_spread", 1),
+                ("visit_rate_spread", 1),
+                ("stay_visit_share", 0.5),
+                ("drop_out_per_year", 0.3),
+                ("decay_effect", 3.0),
+            )
+        },
+    }
     config = SimulationConfig.model_validate({name: np.asarray(value).item() for name, value in knobs.items()})
     simulate(folder / "data", subjects=150, seed=number, config=config)
     return folder / "data", load_task(folder / "data" / "task.yaml").model_dump(mode="json")

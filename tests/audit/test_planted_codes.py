@@ -30,8 +30,12 @@ from helpers.planted_codes import (
     visits_after,
 )
 
-LATER = {"region_whose_codes_tell_little_one_by_one", "tuning_people_copied_with_another_sex_birth_and_numbers",
-         "held_out_people_copied_with_every_date_moved_a_little", "consent_that_only_survivors_could_give"}  # fmt: skip
+LATER = {
+    "region_whose_codes_tell_little_one_by_one",
+    "tuning_people_copied_with_another_sex_birth_and_numbers",
+    "held_out_people_copied_with_every_date_moved_a_little",
+    "consent_that_only_survivors_could_give",
+}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in LATER else ()) for n in PLANTED])
@@ -161,9 +165,13 @@ def with_source(
     if swapped:
         records |= {"train": records["held_out"], "held_out": records["train"]}
     init = {
-        "prepared": str(folder), "data_path": prepared.manifest["data_path"], "subjects": seen, "objectives": {},
-        "excluded_targets": names_of(excluded_targets(prepared, "simulated"), prepared.vocabulary), **changed,
-    }  # fmt: skip
+        "prepared": str(folder),
+        "data_path": prepared.manifest["data_path"],
+        "subjects": seen,
+        "objectives": {},
+        "excluded_targets": names_of(excluded_targets(prepared, "simulated"), prepared.vocabulary),
+        **changed,
+    }
     init |= {} if before is None else {"init": before}
     run = SimpleNamespace(manifest={"init": init}, outcomes=list(outcomes))
     task = prepared.task("simulated")

@@ -47,9 +47,10 @@ def test_the_same_records_without_a_leak_raise_no_alarm(name: str, real_data: Pa
 
 REAL = ("pbc2", "physionet2012", "nafld", "mimic4_demo", "delphi_sim", "delphi_heart", "delphi_diabetes")
 WORLDS: dict[str, dict[str, Any]] = {
-    "default": {}, "sick come more often": {"visit_rate_spread": 1, "frailty_spread": 1},
+    "default": {},
+    "sick come more often": {"visit_rate_spread": 1, "frailty_spread": 1},
     "the sick drop out": {"drop_out_per_year": 0.3, "drop_out_effect": 1.0},
-}  # fmt: skip
+}
 
 
 @pytest.mark.slow

@@ -118,12 +118,25 @@ def test_from_padded_reads_the_real_slots_in_row_major_order(subjects: Records, 
     subjects = plain(subjects)
     expected, x = pack(subjects), pad(subjects, junk=junk, seed=seed)
     batch = VisitBatch.from_padded(
-        x.codes, x.code_mask, x.ages, x.deltas, x.visit_mask,
-        at_risk=x.at_risk, duration_days=x.duration_days, cause=x.cause,
-    )  # fmt: skip
+        x.codes,
+        x.code_mask,
+        x.ages,
+        x.deltas,
+        x.visit_mask,
+        at_risk=x.at_risk,
+        duration_days=x.duration_days,
+        cause=x.cause,
+    )
     for name in (
-        "codes", "visit_offsets", "subject_offsets", "age_years", "delta_days", "at_risk", "duration_days", "cause",
-    ):  # fmt: skip
+        "codes",
+        "visit_offsets",
+        "subject_offsets",
+        "age_years",
+        "delta_days",
+        "at_risk",
+        "duration_days",
+        "cause",
+    ):
         torch.testing.assert_close(getattr(batch, name), getattr(expected, name), rtol=0, atol=0, equal_nan=True)
     assert batch.padded_shape == x.visit_mask.shape
     per_visit = torch.randn(batch.n_visits, 2, requires_grad=True)

@@ -22,13 +22,19 @@ def padded(seed: int) -> dict[str, Tensor]:
     values[torch.rand(b, v, c, generator=g) < 0.5] = float("nan")
     junk = 1e30 * (~visit_mask).double()
     return {
-        "codes": torch.randint(1, 9, (b, v, c), generator=g), "code_mask": code_mask,
-        "ages": torch.rand(b, v, generator=g) * 90 + junk, "time_deltas": torch.rand(b, v, generator=g) * 9 + junk,
-        "visit_mask": visit_mask, "is_query": is_query, "values": values,
-        "entry_days": torch.rand(b, v, generator=g) + junk, "code_types": torch.randint(0, 5, (b, v, c), generator=g),
-        "static_codes": torch.randint(1, 9, (b, m), generator=g), "static_mask": torch.rand(b, m, generator=g) < 0.5,
+        "codes": torch.randint(1, 9, (b, v, c), generator=g),
+        "code_mask": code_mask,
+        "ages": torch.rand(b, v, generator=g) * 90 + junk,
+        "time_deltas": torch.rand(b, v, generator=g) * 9 + junk,
+        "visit_mask": visit_mask,
+        "is_query": is_query,
+        "values": values,
+        "entry_days": torch.rand(b, v, generator=g) + junk,
+        "code_types": torch.randint(0, 5, (b, v, c), generator=g),
+        "static_codes": torch.randint(1, 9, (b, m), generator=g),
+        "static_mask": torch.rand(b, m, generator=g) < 0.5,
         "at_risk": visit_mask & (torch.rand(b, v, generator=g) < 0.5),
-    }  # fmt: skip
+    }
 
 
 @settings(max_examples=50)

@@ -51,8 +51,14 @@ def slowly(rows: list[tuple[int, int | None, int, float]], subject: int, day: in
     seen = [row for row in mine if row[2] != 0]
     days = [row[1] for row in seen]
     none = float("nan")
-    out = [(day - born[-1]) / 365.25 if born else none, day - index, day - days[0] if days else none,
-           day - days[-1] if days else none, len(seen), len(set(days))]  # fmt: skip
+    out = [
+        (day - born[-1]) / 365.25 if born else none,
+        day - index,
+        day - days[0] if days else none,
+        day - days[-1] if days else none,
+        len(seen),
+        len(set(days)),
+    ]
     out.append(float(any(row[0] == subject and row[1] is None and row[2] == 1 for row in rows)))
     for code in (2, 3, 4):
         at = [row[1] for row in seen if row[2] == code]
@@ -131,9 +137,13 @@ def test_the_contenders_formulas_are_those_of_the_package() -> None:
     zeros = np.zeros(50, dtype=np.int64)
     rows = TaskRows(
         **{name: zeros for name in TaskRows.__dataclass_fields__}
-        | {"duration_days": duration, "cause": cause.astype(np.int8), "entry_days": np.zeros(50),
-           "row_offsets": np.arange(51)}
-    )  # fmt: skip
+        | {
+            "duration_days": duration,
+            "cause": cause.astype(np.int8),
+            "entry_days": np.zeros(50),
+            "row_offsets": np.arange(51),
+        }
+    )
     wanted = nll_through(risk, days, rows).mean()
     assert exchange.nll_through(risk, days, duration, cause) == pytest.approx(wanted)
 

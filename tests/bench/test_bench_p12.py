@@ -19,8 +19,14 @@ def write_stays(folder: Path, ends: dict[int, str], *, rng: random.Random) -> No
     """Invented stays: those who die have a high creatinine; one stay has no measurement."""
     (folder / "set-a").mkdir(parents=True)
     for subject, end in ends.items():
-        lines = ["Time,Parameter,Value", f"00:00,RecordID,{subject}", "00:00,Age,70", "00:00,Gender,-1",
-                 "00:00,ICUType,3", "00:00,Weight,-1"]  # fmt: skip
+        lines = [
+            "Time,Parameter,Value",
+            f"00:00,RecordID,{subject}",
+            "00:00,Age,70",
+            "00:00,Gender,-1",
+            "00:00,ICUType,3",
+            "00:00,Weight,-1",
+        ]
         if end != "empty":
             level = 4.0 if end.endswith("1") else 1.0
             lines += [f"{hour:02d}:30,Creatinine,{level + rng.random():.2f}" for hour in (1, 13, 30)]

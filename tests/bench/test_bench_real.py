@@ -12,8 +12,14 @@ from bench.accuracy import real as bench
 OURS, COX, TREES = "ehrsequencing", "landmark Cox", "boosted visits"
 
 
-def row(model: str, metric: str, value: float | None, horizon: float | None = 365.25, landmark: float | None = 0.0,
-        cause: str = "death") -> dict[str, Any]:  # fmt: skip
+def row(
+    model: str,
+    metric: str,
+    value: float | None,
+    horizon: float | None = 365.25,
+    landmark: float | None = 0.0,
+    cause: str = "death",
+) -> dict[str, Any]:
     place = {"landmark_days": landmark, "cause": cause, "horizon_days": horizon}
     return {"model": model, "metric": metric, "value": value, **place}
 
@@ -31,8 +37,13 @@ def split(seed: int, *, ours: float, cox: float, trees: float) -> dict[str, Any]
         row(COX, "c", None, landmark=365.25),
         row(TREES, "c", 0.9, landmark=365.25),
     ]
-    return {"seed": seed, "train_subjects": 80, "held_out_subjects": 20, "metrics": rows,
-            "tuning_nll": {OURS: 1.5, TREES: 1.4, COX: 1.3}}  # fmt: skip
+    return {
+        "seed": seed,
+        "train_subjects": 80,
+        "held_out_subjects": 20,
+        "metrics": rows,
+        "tuning_nll": {OURS: 1.5, TREES: 1.4, COX: 1.3},
+    }
 
 
 SPLITS = [split(20_000, ours=0.7, cox=0.6, trees=0.8), split(20_001, ours=0.8, cox=0.75, trees=0.85)]

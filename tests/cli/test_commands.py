@@ -72,8 +72,16 @@ def test_one_command_goes_the_whole_way_and_then_on(sim_data: Path, tmp_path: Pa
 # ---- the demo: the whole way once, and nothing done twice ------------------------------------------------------------
 
 
-TINY = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=1", "training.distillation=0",
-        "training.blend=false", "evaluation.bootstrap=5", "evaluation.explained_subjects=20")  # fmt: skip
+TINY = (
+    "model.dim=16",
+    "model.heads=2",
+    "model.layers=1",
+    "training.epochs=1",
+    "training.distillation=0",
+    "training.blend=false",
+    "evaluation.bootstrap=5",
+    "evaluation.explained_subjects=20",
+)
 STAGES = ("0/5", "1/5", "2/5", "3/5", "4/5", "5/5")
 
 

@@ -141,9 +141,15 @@ def test_plain_text_keeps_letters_of_every_script() -> None:
 @pytest.mark.parametrize("out", [".", "/", "task.yaml", "task.yaml/set", "x" * 300])
 @pytest.mark.parametrize("command", ["prepare", "simulate", "demo", "import synthea", "train", "predict", "check"])
 def test_an_output_that_cannot_be_made_is_one_line_and_touches_nothing(
-    data: Path, task: Path, tmp_path: Path, sim_prepared: Path, sim_run: Path, monkeypatch: pytest.MonkeyPatch,
-    command: str, out: str,
-) -> None:  # fmt: skip
+    data: Path,
+    task: Path,
+    tmp_path: Path,
+    sim_prepared: Path,
+    sim_run: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    out: str,
+) -> None:
     synthea = tmp_path / "synthea"
     synthea.mkdir()
     arguments: dict[str, list[object]] = {

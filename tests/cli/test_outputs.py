@@ -68,12 +68,7 @@ def test_input_and_output_must_not_overlap(inputs: dict[str, Path], tmp_path: Pa
     link = source.parent / "link"
     link.symlink_to(source)
     (tmp_path / "up").symlink_to("in")
-    around = {
-        "itself": source,
-        "inside": source / "deep" / "out",
-        "around": source.parent,
-        "a link to it": link,
-    }
+    around = {"itself": source, "inside": source / "deep" / "out", "around": source.parent, "a link to it": link}
     around |= {"a link, and inside": tmp_path / "up" / source.name / "out", "roundabout": source / ".." / source.name}
     for where, out in around.items():
         assert "overlaps the input" in refused(tmp_path, *command(name, source, out)), where
@@ -211,8 +206,13 @@ def test_a_run_lists_its_own_files_and_keeps_those_of_others(sim_run: Path, tmp_
     run = Path(shutil.copytree(sim_run, tmp_path / "run", ignore=lambda *_: {"metrics.json", *PAGES}))
     facts = read_json(run / MANIFEST)
     assert set(facts["files"]) - {"metrics.json", *PAGES} == {
-        "config.json", "config.yaml", "history.jsonl", "model.safetensors", "vocabulary.json", "vocabulary.safetensors",
-    }  # fmt: skip
+        "config.json",
+        "config.yaml",
+        "history.jsonl",
+        "model.safetensors",
+        "vocabulary.json",
+        "vocabulary.safetensors",
+    }
     facts["files"] = {name: found for name, found in facts["files"].items() if (run / name).is_file()}
     (run / MANIFEST).write_text(json.dumps(facts))
     (run / "notes.txt").write_text("mine")

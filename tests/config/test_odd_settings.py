@@ -201,10 +201,20 @@ ARGUMENTS = {
     "score --prepared": ["score", "nowhere.csv", "elsewhere", "--task", "no.yaml", "--prepared", "set"],
 }
 SETTINGS = (
-    "data.extracted=2020-01-01", "dialect.time=t", "visits.by=window", "values.mode=none", "vocabulary.min_subjects=9",
-    "splits.by=hash", "task.name=x", "model.dim=64", "training.seed=3", "evaluation.seed=3",
-    "pretraining.exclude=none", "transfer.mode=frozen", "drift.people=0.5",
-)  # fmt: skip
+    "data.extracted=2020-01-01",
+    "dialect.time=t",
+    "visits.by=window",
+    "values.mode=none",
+    "vocabulary.min_subjects=9",
+    "splits.by=hash",
+    "task.name=x",
+    "model.dim=64",
+    "training.seed=3",
+    "evaluation.seed=3",
+    "pretraining.exclude=none",
+    "transfer.mode=frozen",
+    "drift.people=0.5",
+)
 
 
 @pytest.mark.parametrize(

@@ -109,16 +109,30 @@ def everything(subjects: int, seed: int, kind: dict[str, Any]) -> dict[str, Any]
     exact = complete(subjects=subjects, seed=seed, **kind) | {"trajectories": []}
     landmarks, horizon = exact["landmarks_days"], exact["horizons_days"][-1]
     groups = [
-        {"n": 40 + k, "predicted": [0.0, 0.1], "observed": [0.0, 0.1], "low": [0.0, 0.05], "high": [0.0, 0.2],
-         "events": [0, 12 + k], "at_risk": [40 + k, 23 - k, 4]}
+        {
+            "n": 40 + k,
+            "predicted": [0.0, 0.1],
+            "observed": [0.0, 0.1],
+            "low": [0.0, 0.05],
+            "high": [0.0, 0.2],
+            "events": [0, 12 + k],
+            "at_risk": [40 + k, 23 - k, 4],
+        }
         for k in range(3)
-    ]  # fmt: skip
+    ]
     exact["incidence"] = [
-        {"landmark_days": at, "cause": cause, "horizon_days": horizon, "model": exact["models"][0],
-         "days": [0.0, horizon], "tick_days": [0.0, horizon / 2, horizon], "groups": groups}
+        {
+            "landmark_days": at,
+            "cause": cause,
+            "horizon_days": horizon,
+            "model": exact["models"][0],
+            "days": [0.0, horizon],
+            "tick_days": [0.0, horizon / 2, horizon],
+            "groups": groups,
+        }
         for at in landmarks
         for cause in exact["causes"]
-    ]  # fmt: skip
+    ]
     for row in exact["smooth_calibration"]:
         row["histogram"] = {"edges": [0.0, 0.1, 0.2, 0.3], "n": [row["n"] // 2, 7, 0], "shares": []}
     exact["smallest_g"] = [{"landmark_days": at, "horizon_days": horizon, "g": 0.5, "thin": False} for at in landmarks]
@@ -134,9 +148,14 @@ def everything(subjects: int, seed: int, kind: dict[str, Any]) -> dict[str, Any]
         {"landmark_days": at, "subjects": 60, "without_record_before": 7, "first_record_later": 3} for at in landmarks
     ]
     exact["external"] = {
-        "data": "elsewhere", "subjects": subjects // 7, "unknown_token_rate": 0.03, "seen_in_training": 4,
-        "training_unknown_token_rate": 0.02, "unmatched": [], "new_codes": [{"code": "DX//A", "subjects": 23}],
-    }  # fmt: skip
+        "data": "elsewhere",
+        "subjects": subjects // 7,
+        "unknown_token_rate": 0.03,
+        "seen_in_training": 4,
+        "training_unknown_token_rate": 0.02,
+        "unmatched": [],
+        "new_codes": [{"code": "DX//A", "subjects": 23}],
+    }
     found: dict[str, Any] = json.loads(json.dumps(exact))
     return found
 

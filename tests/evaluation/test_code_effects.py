@@ -19,16 +19,41 @@ from ehrsequencing.reporting.report import render
 from helpers.metrics_json import example
 
 FOUND = {
-    "cause": "death", "horizon_days": 365.25, "subjects": 200, "risk": 0.123, "reason": None,
+    "cause": "death",
+    "horizon_days": 365.25,
+    "subjects": 200,
+    "risk": 0.123,
+    "reason": None,
     "codes": [
-        {"code": "DX//<b>", "description": "Heart & failure", "against": None, "share": 0.4,
-         "effect": 0.03, "low": 0.02, "high": 0.04},
-        {"code": "RX//A", "description": None, "against": "RX//Z", "share": 1.0,
-         "effect": -0.02, "low": -0.03, "high": -0.01},
-        {"code": "RX//B", "description": None, "against": None, "share": 0.1,
-         "effect": 0.01, "low": -0.01, "high": 0.03},
+        {
+            "code": "DX//<b>",
+            "description": "Heart & failure",
+            "against": None,
+            "share": 0.4,
+            "effect": 0.03,
+            "low": 0.02,
+            "high": 0.04,
+        },
+        {
+            "code": "RX//A",
+            "description": None,
+            "against": "RX//Z",
+            "share": 1.0,
+            "effect": -0.02,
+            "low": -0.03,
+            "high": -0.01,
+        },
+        {
+            "code": "RX//B",
+            "description": None,
+            "against": None,
+            "share": 0.1,
+            "effect": 0.01,
+            "low": -0.01,
+            "high": 0.03,
+        },
     ],
-}  # fmt: skip
+}
 
 
 def middle(run: Run) -> float:

@@ -10,12 +10,7 @@ from hypothesis import given, strategies as st
 from ehrsequencing.evaluation import comparison as comparison_module, estimates as estimates_module
 from ehrsequencing.evaluation.comparison import Comparison, draw_subjects, fewer_draws
 from ehrsequencing.evaluation.curves import decision_rows, smooth_rows, spread_thresholds
-from ehrsequencing.evaluation.estimates import (
-    difference_rows,
-    metric_estimates,
-    nll_row,
-    scope_estimates,
-)
+from ehrsequencing.evaluation.estimates import difference_rows, metric_estimates, nll_row, scope_estimates
 from ehrsequencing.evaluation.population import follow_up, smallest_g
 from ehrsequencing.metrics.accuracy import brier
 from ehrsequencing.metrics.bootstrap import percentile_interval
@@ -32,9 +27,14 @@ def repeated(scope: Comparison, draw: np.ndarray) -> Comparison:
     place = np.repeat(np.arange(len(scope)), draw[scope.subject])
     part = {name: values[place] for name, values in scope.risk.items()}
     return Comparison(
-        scope.landmark_days, scope.subject[place], scope.duration_days[place], scope.cause[place],
-        scope.horizons_days, part, draw_subjects(1, 0, 0),
-    )  # fmt: skip
+        scope.landmark_days,
+        scope.subject[place],
+        scope.duration_days[place],
+        scope.cause[place],
+        scope.horizons_days,
+        part,
+        draw_subjects(1, 0, 0),
+    )
 
 
 # ---- estimates and differences --------------------------------------------------------------------------------------
@@ -177,9 +177,14 @@ def test_smallest_g_by_hand() -> None:
     """Twenty rows, one censored every ten days, the last followed on: G(t−) = (20 − k) / 20."""
     duration, cause = np.arange(10.0, 210.0, 10.0), np.zeros(20, int)
     scope = Comparison(
-        None, np.arange(20), duration, cause, np.array([50.0, 195.0]), {"m": np.full((20, 1, 2), 0.1)},
+        None,
+        np.arange(20),
+        duration,
+        cause,
+        np.array([50.0, 195.0]),
+        {"m": np.full((20, 1, 2), 0.1)},
         draw_subjects(20, 0, 0),
-    )  # fmt: skip
+    )
     found = smallest_g([scope])
     assert [row["g"] for row in found] == pytest.approx([16 / 20, 1 / 20])
     assert [row["thin"] for row in found] == [False, True]

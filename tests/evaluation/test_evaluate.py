@@ -155,8 +155,15 @@ censoring: {code: END}
 horizons: [90d, 1y]
 landmarks: [0d]
 """
-TINY = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=1", "training.min_steps=2",
-        "training.distillation=0", "training.blend=false")  # fmt: skip
+TINY = (
+    "model.dim=16",
+    "model.heads=2",
+    "model.layers=1",
+    "training.epochs=1",
+    "training.min_steps=2",
+    "training.distillation=0",
+    "training.blend=false",
+)
 CHEAP = ("evaluation.bootstrap=10", "evaluation.explained_subjects=20")
 
 

@@ -152,8 +152,14 @@ def test_ids_that_training_also_has_are_counted(run: Path, sim_data: Path, sim_p
 def test_foreign_data_is_refused_in_words(run: Path, sim_data: Path, tmp_path: Path) -> None:
     foreign = rewritten(sim_data, tmp_path / "foreign", renamed(""))
     message = refused("evaluate", run, "--data", foreign)
-    for words in ("matches nothing here", "index.code: ENROLLMENT", "outcome.outcome: DX//OUTCOME", "censoring.code",
-                  "codes are unknown to the run", "map its codes"):  # fmt: skip
+    for words in (
+        "matches nothing here",
+        "index.code: ENROLLMENT",
+        "outcome.outcome: DX//OUTCOME",
+        "censoring.code",
+        "codes are unknown to the run",
+        "map its codes",
+    ):
         assert words in message
     assert not list(run.glob("external-*foreign*"))
     known = len(read(run, sim_data).unknown)

@@ -124,9 +124,15 @@ def test_prediction_times_taken_some_at_a_time_give_what_all_together_give(
     assert np.isnan(foresight(model, truth, rows)[~known]).all()
     assert (truth.known == known).all()
     assert truth.nll(rows)[known] == pytest.approx(
-        horizon_nll(true, inner, duration_days=rows.duration_days[known], cause=rows.cause[known],
-                    entry_days=rows.entry_days[known]), rel=1e-12,
-    )  # fmt: skip
+        horizon_nll(
+            true,
+            inner,
+            duration_days=rows.duration_days[known],
+            cause=rows.cause[known],
+            entry_days=rows.entry_days[known],
+        ),
+        rel=1e-12,
+    )
     risk = worlds.truth(16).risk(truth.edges_days[1:-1])
     assert bin_hazards(risk, truth.edges_days[:-1]) == pytest.approx(
         hazards_through(risk, truth.edges_days[1:-1], least_survival=1e-12), rel=1e-12

@@ -222,11 +222,15 @@ def test_input_rates_are_those_of_plain_loops(prepared: Prepared) -> None:
                 unknown += codes[k] < prepared.vocabulary.n_unknown
                 numeric += not np.isnan(timelines.values[k, 0])
     expected = {
-        "subjects": subjects, "prediction_times": len(rows), "unknown_token_rate": unknown / tokens,
-        "numeric_value_rate": numeric / tokens, "codes_per_visit": tokens / visits,
-        "visits_per_subject": visits / subjects, "unknown_age_rate": float(np.isnan(rows.age_years).mean()),
+        "subjects": subjects,
+        "prediction_times": len(rows),
+        "unknown_token_rate": unknown / tokens,
+        "numeric_value_rate": numeric / tokens,
+        "codes_per_visit": tokens / visits,
+        "visits_per_subject": visits / subjects,
+        "unknown_age_rate": float(np.isnan(rows.age_years).mean()),
         "no_visit_before_rate": float((np.asarray(rows.visits_before) == 0).mean()),
-    }  # fmt: skip
+    }
     found = input_rates(records, prepared.vocabulary)
     first = {who for who, before in zip(rows.subject.tolist(), rows.visits_before.tolist(), strict=True) if not before}
     later = {who for who, before in zip(rows.subject.tolist(), rows.visits_before.tolist(), strict=True) if before}

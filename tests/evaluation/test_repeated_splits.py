@@ -17,13 +17,7 @@ from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.evaluated import Evaluated
 from ehrsequencing.evaluation.population import Population
-from ehrsequencing.evaluation.repeated_splits import (
-    Place,
-    Split,
-    corrected_interval,
-    repeated_splits,
-    summarise,
-)
+from ehrsequencing.evaluation.repeated_splits import Place, Split, corrected_interval, repeated_splits, summarise
 from ehrsequencing.evaluation.rivals import fit_rivals
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.prediction.run import Run
@@ -116,9 +110,13 @@ def test_each_split_is_the_whole_way_anew(
         assert member.manifest["labels"] != one.manifest["labels"]
         assert member.study.training == one.study.training
         rows = Evaluation(
-            member, Population.of_split(again, member.task, "held_out"), prepared=again, settings=QUICK,
-            train_censoring=True, fitted=fit_rivals(Evaluated.of_run(member), again, QUICK),
-        ).tables()[0]  # fmt: skip
+            member,
+            Population.of_split(again, member.task, "held_out"),
+            prepared=again,
+            settings=QUICK,
+            train_censoring=True,
+            fitted=fit_rivals(Evaluated.of_run(member), again, QUICK),
+        ).tables()[0]
         stored = json.loads((folder / "rows.json").read_text())
         assert stored["metrics"] == rows
         values = Split.of(stored).values

@@ -96,11 +96,16 @@ def test_a_cox_model_of_another_library_is_scored(
         records = store.records("simulated", split)
         at = np.flatnonzero(np.any([records.rows.at_landmark(days) for days in small_task.landmarks], axis=0))
         rows = records.rows
-        parts[split] = pd.DataFrame({
-            "subject_id": records.subject_id[at], "us": np.asarray(rows.prediction_us)[at],
-            "age": np.nan_to_num(rows.age_years[at], nan=50.0) / 10, "visits": np.log1p(rows.visits_before[at]),
-            "duration": rows.duration_days[at], "cause": rows.cause[at],
-        })  # fmt: skip
+        parts[split] = pd.DataFrame(
+            {
+                "subject_id": records.subject_id[at],
+                "us": np.asarray(rows.prediction_us)[at],
+                "age": np.nan_to_num(rows.age_years[at], nan=50.0) / 10,
+                "visits": np.log1p(rows.visits_before[at]),
+                "duration": rows.duration_days[at],
+                "cause": rows.cause[at],
+            }
+        )
     train, asked = parts["train"], parts["held_out"]
     grid, features = np.arange(1.0, small_task.horizons[-1] + 1, 7.0), ["age", "visits"]
     grid = np.unique(np.r_[grid, small_task.horizons])
@@ -123,9 +128,17 @@ def test_a_cox_model_of_another_library_is_scored(
     path = tmp_path / "cox.csv"
     pd.DataFrame(lines, columns=[*KEY, "risk"]).to_csv(path, index=False)
     done = ehrseq(
-        "score", path, sim_data, "--task", task_file, "--name", "lifelines Cox", "--baselines", "none",
+        "score",
+        path,
+        sim_data,
+        "--task",
+        task_file,
+        "--name",
+        "lifelines Cox",
+        "--baselines",
+        "none",
         "evaluation.bootstrap=10",
-    )  # fmt: skip
+    )
     assert done.exit_code == 0, done.output
     folder = tmp_path / "cox-score"
     result = json.loads((folder / "metrics.json").read_text())

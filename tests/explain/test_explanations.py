@@ -30,13 +30,7 @@ from ehrsequencing.explain import (
     record as question_module,
     subject_records,
 )
-from ehrsequencing.explain.cohort import (
-    OF_RANGE,
-    explain_cohort,
-    newest_numbers,
-    sampled_people,
-    value_effect,
-)
+from ehrsequencing.explain.cohort import OF_RANGE, explain_cohort, newest_numbers, sampled_people, value_effect
 from ehrsequencing.explain.record import encode_copies
 from ehrsequencing.explain.tables import CHANGE, attention_weights, explain_subject
 from ehrsequencing.prediction.predict import NewRecords
@@ -253,9 +247,13 @@ def test_the_command_refuses_what_it_cannot_explain(sim_run: Path, sim_data: Pat
     foreign = tmp_path / "notes.csv"
     foreign.write_text("years,of,work\n")
     for given in (
-        ["--subject", 10**9], ["--cause", "gout"], ["--horizon", "soon"], ["--horizon", "90y"], ["--out", foreign],
+        ["--subject", 10**9],
+        ["--cause", "gout"],
+        ["--horizon", "soon"],
+        ["--horizon", "90y"],
+        ["--out", foreign],
         ["--out", tmp_path / "why.txt"],
-    ):  # fmt: skip
+    ):
         done = ehrseq("explain", sim_run, sim_data, *given)
         assert done.exit_code == 2, done.output
         assert str(10**9) not in done.output

@@ -116,8 +116,12 @@ def test_commands_and_reports_say_that_it_is_a_part(
 ) -> None:
     run, who = TrainedRun(sim_run), people[0].subject_id
     for subject in ((), ("--subject", who)):
-        assert "Not every code" not in ehrseq("explain", sim_run, sim_data, "--subjects" if not subject else "-q",
-                                              *subject or ("12",)).stderr  # fmt: skip
+        assert (
+            "Not every code"
+            not in ehrseq(
+                "explain", sim_run, sim_data, "--subjects" if not subject else "-q", *subject or ("12",)
+            ).stderr
+        )
     monkeypatch.setattr(deletions, "MOST_ROWS", 100)
     for words in (("--subjects", 12), ("--subject", who, "-q")):
         done = ehrseq("explain", sim_run, sim_data, *words)

@@ -14,9 +14,14 @@ from helpers.browser import grave_violations, probed
 from helpers.explorer_page import read_page
 
 HOSTILE = (
-    "</script><script>document.title='hit'</script>", "\"'><img src=x onerror=\"document.title='hit'\">",
-    "\x1b[31mred", "\u202egnitirw", "<!--", "{{ 7 * 7 }}", "𝒳" * 90,
-)  # fmt: skip
+    "</script><script>document.title='hit'</script>",
+    "\"'><img src=x onerror=\"document.title='hit'\">",
+    "\x1b[31mred",
+    "\u202egnitirw",
+    "<!--",
+    "{{ 7 * 7 }}",
+    "𝒳" * 90,
+)
 SMALLEST = """Math.min(...[...document.querySelectorAll("svg.fig text, .change span")].map((text) => {
   const svg = text.closest("svg"), scale = svg ? svg.getBoundingClientRect().width / svg.viewBox.baseVal.width : 1;
   return scale * parseFloat(getComputedStyle(text).fontSize);

@@ -145,26 +145,37 @@ _PREPARED = frozenset({"the id", "the birth"})
 COMMANDS: dict[str, Told] = {
     "check": Told("check {d} --task {d}/task.yaml --out {o}/check.json", writes="check.json", quick=True),
     "codes": Told("codes {d} a"),
-    "prepare": Told("prepare {d} --task {d}/task.yaml --out {o}/prepared vocabulary.min_subjects=11",
-                    writes="prepared", holds=_PREPARED, quick=True),
+    "prepare": Told(
+        "prepare {d} --task {d}/task.yaml --out {o}/prepared vocabulary.min_subjects=11",
+        writes="prepared",
+        holds=_PREPARED,
+        quick=True,
+    ),
     "train": Told(f"train {{o}}/prepared --out {{o}}/run {SMALL}", "prepare", "run", quick=True),
     "pretrain": Told(f"pretrain {{o}}/prepared --out {{o}}/pretrained {SMALL}", "prepare", "pretrained"),
     "evaluate": Told(f"evaluate {{o}}/run --recalibrate {FEW}", "train", "run"),
     "evaluate --data": Told(f"evaluate {{o}}/run --data {{d}} --out {{o}}/external {FEW}", "train", "external"),
     "audit": Told("audit {o}/run --subjects 3", "train", "run"),
     "predict": Told("predict {o}/run {d} --at all --out {o}/all.csv.gz", "train", "all.csv.gz", frozenset(ROWS)),
-    "score": Told("score {o}/all.csv.gz {d} --task {d}/task.yaml --prepared {o}/prepared --out {o}/score " + FEW,
-                  "predict", "score"),
+    "score": Told(
+        "score {o}/all.csv.gz {d} --task {d}/task.yaml --prepared {o}/prepared --out {o}/score " + FEW,
+        "predict",
+        "score",
+    ),
     "explain": Told("explain {o}/run {d} --subjects 400 --out {o}/effects.csv", "train", "effects.csv", quick=True),
-    "explain --subject": Told(f"explain {{o}}/run {{d}} --subject {ID} --out {{o}}/why.csv", "train", "why.csv",
-                              frozenset({"a rare code", "free text"})),  # of the record that was asked about
+    "explain --subject": Told(
+        f"explain {{o}}/run {{d}} --subject {ID} --out {{o}}/why.csv",
+        "train",
+        "why.csv",
+        frozenset({"a rare code", "free text"}),
+    ),  # of the record that was asked about
     "explore": Told("explore {o}/run {d} --out {o}/patients.html", "train", "patients.html"),
     "export --format share": Told("export {o}/run --format share --out {o}/shared", "train", "shared"),
     "import csv": _importing("csv", "flat.csv", "--map {o}/sources/map.yaml"),
     "import fhir": _importing("fhir", "fhir"),
     "import omop": _importing("omop", "omop"),
     "import synthea": _importing("synthea", "synthea"),
-}  # fmt: skip
+}
 LATER = [pytest.mark.faults, pytest.mark.slow]
 Run = Callable[[str], str]
 
@@ -219,13 +230,18 @@ def test_a_service_tells_no_canary(run: Run, data: Path, place: Path, tmp_path: 
     rows += [{"time": "2020-02-03T09:40:00", "code": code} for code in CODES]
     patient = {"resourceType": "Patient", "id": str(ID), "birthDate": "1947-11-13T99", "name": [{"text": CODES[1]}]}
     requests: list[tuple[Any, ...]] = [
-        ("POST", "/predict", {"rows": rows}), ("GET", "/metrics"),
+        ("POST", "/predict", {"rows": rows}),
+        ("GET", "/metrics"),
         ("POST", "/predict", {"rows": [{**row, "subject_id": ID} for row in rows]}),
         ("POST", "/predict", {"rows": [*rows, rows[0] | {"time": CODES[1]}], "at": str(ID)}),
-        ("POST", "/cds-services/ehrsequencing-risk", {
-            "hook": "patient-view", "hookInstance": "7", "context": {}, "prefetch": {"patient": patient}}),
-        ("GET", f"/{ID}/1947-11-13"), ("POST", "/Mr%20Canary", {"rows": rows}),
-    ]  # fmt: skip
+        (
+            "POST",
+            "/cds-services/ehrsequencing-risk",
+            {"hook": "patient-view", "hookInstance": "7", "context": {}, "prefetch": {"patient": patient}},
+        ),
+        ("GET", f"/{ID}/1947-11-13"),
+        ("POST", "/Mr%20Canary", {"rows": rows}),
+    ]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)}
     words = [sys.executable, "-m", "ehrsequencing", "serve", str(place / "run"), str(data), "--port", "0"]
     with subprocess.Popen(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:

@@ -94,10 +94,16 @@ def test_no_pattern_takes_long() -> None:
             CodeMatcher([pattern])
 
 
-@pytest.mark.parametrize(("pattern", "yes", "no"), [
-    ("re:a|bc", ["a", "bc"], ["ac", "abc", "b"]), ("re:(?i)icd.*", ["ICD10//I50"], ["xICD"]),
-    (r"re:DX//\d{2}\.?", ["DX//12", "DX//12."], ["DX//123"]), ("re:é.", ["éa"], ["e"]), ("re:", [""], ["a"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("pattern", "yes", "no"),
+    [
+        ("re:a|bc", ["a", "bc"], ["ac", "abc", "b"]),
+        ("re:(?i)icd.*", ["ICD10//I50"], ["xICD"]),
+        (r"re:DX//\d{2}\.?", ["DX//12", "DX//12."], ["DX//123"]),
+        ("re:é.", ["éa"], ["e"]),
+        ("re:", [""], ["a"]),
+    ],
+)
 def test_a_pattern_means_whole_codes(pattern: str, yes: list[str], no: list[str]) -> None:
     matcher = CodeMatcher([pattern])
     assert [matcher(code) for code in yes + no] == [True] * len(yes) + [False] * len(no)

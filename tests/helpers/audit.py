@@ -26,10 +26,14 @@ ALL = tuple(check.name for check in CHECKS)
 FIRST_ID = 7_310_500  # ids that nothing else in a report would look like
 TINY = ("model.dim=16", "model.heads=2", "model.layers=1", "training.min_steps=1")
 TASK: dict[str, Any] = {
-    "name": "hospital", "index": {"code": "INDEX"}, "outcome": {"relapse": "DX//RELAPSE"},
-    "competing": {"death": "MEDS_DEATH"}, "censoring": {"code": "END"}, "horizons": ["1y", "3y"],
+    "name": "hospital",
+    "index": {"code": "INDEX"},
+    "outcome": {"relapse": "DX//RELAPSE"},
+    "competing": {"death": "MEDS_DEATH"},
+    "censoring": {"code": "END"},
+    "horizons": ["1y", "3y"],
     "landmarks": ["0d", "180d"],
-}  # fmt: skip
+}
 
 
 def task(**changes: Any) -> TaskConfig:

@@ -39,9 +39,22 @@ def refer(kind: str, name: str, form: str = "relative") -> Resource:
 
 # What clocks write, what people remember, and what is no date.
 TIMES = st.sampled_from(
-    ["2011", "2011-05", "2012-02", "2011-05-03", "2011-05-03T00:00:00Z", "2011-05-03T10:11:12Z", "2012-02-29",
-     "2011-05-03T10:11:12.987654+02:00", "2011-05-03T00:30:00-05:00", "2011-02-30", "03/05/2011", "yesterday", ""]
-)  # fmt: skip
+    [
+        "2011",
+        "2011-05",
+        "2012-02",
+        "2011-05-03",
+        "2011-05-03T00:00:00Z",
+        "2011-05-03T10:11:12Z",
+        "2012-02-29",
+        "2011-05-03T10:11:12.987654+02:00",
+        "2011-05-03T00:30:00-05:00",
+        "2011-02-30",
+        "03/05/2011",
+        "yesterday",
+        "",
+    ]
+)
 PEOPLE, STAYS = ("anna", "ben", "0"), ("s1", "s2", "s3")
 _maybe = st.one_of
 
@@ -55,19 +68,34 @@ def _references(kind: str, names: Sequence[str]) -> st.SearchStrategy[Resource |
 
 
 _CONCEPTS = st.sampled_from(
-    [concept("44054006", display="Diabetes"), concept("E11.9", "http://hl7.org/fhir/sid/icd-10-cm"), concept("x", None),
-     {"coding": [*concept("44054006")["coding"], *concept("local-7", "http://h.example/CodeSystem/labs")["coding"]]},
-     concept("77", "http://h.example/CodeSystem/labs/"), {"text": "only words"}, {}, None]
-)  # fmt: skip
+    [
+        concept("44054006", display="Diabetes"),
+        concept("E11.9", "http://hl7.org/fhir/sid/icd-10-cm"),
+        concept("x", None),
+        {"coding": [*concept("44054006")["coding"], *concept("local-7", "http://h.example/CodeSystem/labs")["coding"]]},
+        concept("77", "http://h.example/CodeSystem/labs/"),
+        {"text": "only words"},
+        {},
+        None,
+    ]
+)
 _STATUS = st.sampled_from(
     [None, "final", "final", "completed", "entered-in-error", "not-done", "cancelled", "registered"]
 )
 _VALUES = st.sampled_from(
-    [{}, {"valueQuantity": {"value": 7.5, "unit": "percent", "code": "%"}}, {"dataAbsentReason": {"text": "lost"}},
-     {"valueQuantity": {"value": 3, "comparator": "<"}},
-     {"valueCodeableConcept": concept("266919005")}, {"valueCodeableConcept": {"text": "never"}},
-     {"valueString": "a word"}, {"valueBoolean": True}, {"valueInteger": 4}, {"valueDateTime": "2011-05-03"}]
-)  # fmt: skip
+    [
+        {},
+        {"valueQuantity": {"value": 7.5, "unit": "percent", "code": "%"}},
+        {"dataAbsentReason": {"text": "lost"}},
+        {"valueQuantity": {"value": 3, "comparator": "<"}},
+        {"valueCodeableConcept": concept("266919005")},
+        {"valueCodeableConcept": {"text": "never"}},
+        {"valueString": "a word"},
+        {"valueBoolean": True},
+        {"valueInteger": 4},
+        {"valueDateTime": "2011-05-03"},
+    ]
+)
 _STAY = _references("Encounter", STAYS)
 _SUBJECT = _references("Patient", PEOPLE)
 
@@ -85,9 +113,14 @@ def _patients(draw: st.DrawFn) -> Resource:
 def _encounters(draw: st.DrawFn) -> Resource:
     period = {"start": draw(TIMES), "end": draw(TIMES)}
     return of(
-        "Encounter", id=draw(st.sampled_from(STAYS)), subject=draw(_SUBJECT), status=draw(_STATUS), period=period,
-        class_={"code": draw(st.sampled_from(["AMB", "IMP", "odd"]))}, type=[concept("185345009")],
-    )  # fmt: skip
+        "Encounter",
+        id=draw(st.sampled_from(STAYS)),
+        subject=draw(_SUBJECT),
+        status=draw(_STATUS),
+        period=period,
+        class_={"code": draw(st.sampled_from(["AMB", "IMP", "odd"]))},
+        type=[concept("185345009")],
+    )
 
 
 @st.composite
@@ -96,9 +129,15 @@ def _observations(draw: st.DrawFn) -> Resource:
         st.lists(st.builds(lambda c, v: {"code": c, **v}, st.just(concept("8480-6", LOINC)), _VALUES), max_size=2)
     )
     made = of(
-        "Observation", subject=draw(_SUBJECT), encounter=draw(_STAY), status=draw(_STATUS), code=draw(_CONCEPTS),
-        effectiveDateTime=draw(TIMES), issued=draw(TIMES), component=parts or None,
-    )  # fmt: skip
+        "Observation",
+        subject=draw(_SUBJECT),
+        encounter=draw(_STAY),
+        status=draw(_STATUS),
+        code=draw(_CONCEPTS),
+        effectiveDateTime=draw(TIMES),
+        issued=draw(TIMES),
+        component=parts or None,
+    )
     return made | draw(_VALUES)
 
 
@@ -125,8 +164,13 @@ def _dated(kind: str, subject: str, time: str, code: str, recorded: str = "issue
         lambda who, where, when, later, what, status: of(
             kind, status=status, **{subject: who, "encounter": where, time: when, recorded: later, code: what}
         ),
-        _SUBJECT, _STAY, TIMES, st.none() | TIMES, _CONCEPTS, _STATUS,
-    )  # fmt: skip
+        _SUBJECT,
+        _STAY,
+        TIMES,
+        st.none() | TIMES,
+        _CONCEPTS,
+        _STATUS,
+    )
 
 
 @st.composite
@@ -147,13 +191,18 @@ _OTHERS = st.sampled_from(
 )
 RESOURCES = st.lists(
     st.one_of(
-        _patients(), _encounters(), _observations(), _medications(), _claims(), _OTHERS,
+        _patients(),
+        _encounters(),
+        _observations(),
+        _medications(),
+        _claims(),
+        _OTHERS,
         _dated("Condition", "subject", "onsetDateTime", "code", "recordedDate"),
         _dated("Immunization", "patient", "occurrenceDateTime", "vaccineCode", "recorded"),
         _dated("DiagnosticReport", "subject", "effectiveDateTime", "code"),
     ),
     max_size=12,
-).map(lambda drawn: [of("Patient", id="anna", birthDate="1950-03-01", gender="female"), *drawn])  # fmt: skip
+).map(lambda drawn: [of("Patient", id="anna", birthDate="1950-03-01", gender="female"), *drawn])
 
 
 def bundle(resources: Sequence[Resource], *, full_urls: bool = False) -> Resource:

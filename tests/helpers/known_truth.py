@@ -50,10 +50,17 @@ class People:
             dropout = dropout_cause(duration, cause, potential)
             weights = SubjectClock.fit(self.since, duration, dropout, self.subject)
         return Comparison(
-            None if clock else 0.0, self.subject, duration, cause, YEARS, {"truth": risk},
-            draw_subjects(int(self.subject.max()) + 1, 0, 0), weights, potential,
+            None if clock else 0.0,
+            self.subject,
+            duration,
+            cause,
+            YEARS,
+            {"truth": risk},
+            draw_subjects(int(self.subject.max()) + 1, 0, 0),
+            weights,
+            potential,
             {"truth": expected_events(self.risk(KNOTS), KNOTS, **days)},
-        )  # fmt: skip
+        )
 
 
 def fixed_age(seed: int, n: int) -> People:
@@ -78,13 +85,7 @@ def late_times(seed: int, n: int, *, shape: float, indexes: bool = False) -> Peo
     owner = np.repeat(np.arange(n), [len(p) for p in asked])
     since = np.concatenate(asked)
     return People(
-        owner,
-        since,
-        rate[owner],
-        shape,
-        event[owner] - since,
-        end[owner] - since,
-        np.full(len(since), np.inf),
+        owner, since, rate[owner], shape, event[owner] - since, end[owner] - since, np.full(len(since), np.inf)
     )
 
 

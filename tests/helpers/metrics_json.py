@@ -9,9 +9,24 @@ import numpy as np
 YEAR = 365.25
 #: Keys that are None where nothing was computed.
 OPTIONAL = (
-    "differences", "decision", "subgroups", "smallest_g", "follow_up", "inputs", "checks", "external", "recalibration",
-    "repeated_splits", "audit", "records_before", "blend", "score", "incidence", "tripod", "codes",
-)  # fmt: skip
+    "differences",
+    "decision",
+    "subgroups",
+    "smallest_g",
+    "follow_up",
+    "inputs",
+    "checks",
+    "external",
+    "recalibration",
+    "repeated_splits",
+    "audit",
+    "records_before",
+    "blend",
+    "score",
+    "incidence",
+    "tripod",
+    "codes",
+)
 MODELS = ["ehrsequencing", "boosted visits", "landmark Cox", "age + sex", "Aalen–Johansen"]
 
 
@@ -66,36 +81,58 @@ def example(
     for landmark in landmarks:
         here = judged & (last > landmark)
         by = {c: [int((here & (outcome == c) & (last <= landmark + h)).sum()) for h in horizons] for c in causes}
-        at_risk.append({
-            "landmark_days": landmark, "subjects": int(here.sum()),
-            "evaluated": [int(here.sum())] * len(horizons), "events": by,
-        })  # fmt: skip
+        at_risk.append(
+            {
+                "landmark_days": landmark,
+                "subjects": int(here.sum()),
+                "evaluated": [int(here.sum())] * len(horizons),
+                "events": by,
+            }
+        )
     places = itertools.product(landmarks, enumerate(causes), horizons)
     return dict.fromkeys(OPTIONAL) | {
         "title": "Death within a year after intensive care",
-        "run": "/home/somebody/runs/17", "split": "held_out", "created": "2026-11-20",
+        "run": "/home/somebody/runs/17",
+        "split": "held_out",
+        "created": "2026-11-20",
         "versions": {"ehrsequencing": "0.1.0", "torch": "2.13.0"},
         "task": {
-            "name": "death_after_icu", "index": {"code": ["ICU_ADMISSION"], "which": "first", "after": 2.0},
-            "outcome": {causes[0]: ["MEDS_DEATH"]}, "competing": {c: [f"{c.upper()}//*"] for c in causes[1:]},
+            "name": "death_after_icu",
+            "index": {"code": ["ICU_ADMISSION"], "which": "first", "after": 2.0},
+            "outcome": {causes[0]: ["MEDS_DEATH"]},
+            "competing": {c: [f"{c.upper()}//*"] for c in causes[1:]},
             "censoring": {"code": ["END_OF_FOLLOWUP"], "date": None, "age": None, "dataset_end": False},
-            "horizons": list(horizons), "landmarks": list(landmarks), "blanking": 0.0,
+            "horizons": list(horizons),
+            "landmarks": list(landmarks),
+            "blanking": 0.0,
         },
         "question": "For adults 48 hours after their first admission to intensive care: will they die?",
         "data": {
-            "name": "invented records", "span": None, "simulated": oracle is not None,
+            "name": "invented records",
+            "span": None,
+            "simulated": oracle is not None,
             "subjects": {s: int((split == s).sum()) for s in ("train", "tuning", "held_out")},
             "visits": {"train": 81234, "tuning": 17345, "held_out": 17456},
         },
-        "causes": list(causes), "horizons_days": list(horizons), "landmarks_days": list(landmarks),
+        "causes": list(causes),
+        "horizons_days": list(horizons),
+        "landmarks_days": list(landmarks),
         "main": {"landmark_days": landmarks[0], "horizon_days": horizons[-1]},
         "attrition": [
             {"step": "all subjects", "subjects": subjects + 431, "excluded": 0},
             {"step": "with an index", "subjects": subjects + 120, "excluded": 311, "reason": "no ICU_ADMISSION"},
-            {"step": "index inside the record", "subjects": subjects + 113, "excluded": 7,
-             "reason": "the index falls after the last event"},
-            {"step": "alive and without the outcome", "subjects": subjects, "excluded": 113,
-             "reason": "an outcome at or before the index"},
+            {
+                "step": "index inside the record",
+                "subjects": subjects + 113,
+                "excluded": 7,
+                "reason": "the index falls after the last event",
+            },
+            {
+                "step": "alive and without the outcome",
+                "subjects": subjects,
+                "excluded": 113,
+                "reason": "an outcome at or before the index",
+            },
         ],
         "events": {
             s: {o: int(((split == s) & (outcome == o)).sum()) for o in (*causes, "censored")}
@@ -107,15 +144,24 @@ def example(
         "smooth_calibration": [row for at, cause, h in places for row in _smooth((at, *cause, h), people)],
         "trajectories": list(_trajectories(causes, horizons)),
         "history": [
-            {"epoch": e, "train_loss": 2 * np.exp(-e / 5) + 1, "tuning_nll": 1 + 0.4 * np.exp(-e / 3) + 0.004 * e,
-             "best": e in (1, 4, 9), "seconds": 3.2}
+            {
+                "epoch": e,
+                "train_loss": 2 * np.exp(-e / 5) + 1,
+                "tuning_nll": 1 + 0.4 * np.exp(-e / 3) + 0.004 * e,
+                "best": e in (1, 4, 9),
+                "seconds": 3.2,
+            }
             for e in range(1, 16)
         ],
-        "config": {"model": {"dim": 64, "visit_encoder": "attention"}, "splits": {"by": "file"},
-                   "training": {"seed": 0, "learning_rate": 0.0005}, "data": {}},
+        "config": {
+            "model": {"dim": 64, "visit_encoder": "attention"},
+            "splits": {"by": "file"},
+            "training": {"seed": 0, "learning_rate": 0.0005},
+            "data": {},
+        },
         "warnings": ["Deaths occur after the last other event: survival after it goes unseen."] if undefined else [],
         "oracle": oracle,
-    }  # fmt: skip
+    }
 
 
 def _values(
@@ -125,8 +171,13 @@ def _values(
     for model, landmark, cause, horizon in itertools.product(MODELS, landmarks, causes, [*horizons, None]):
         place = {"model": model, "landmark_days": landmark, "cause": cause, "horizon_days": horizon}
         rank, flat = MODELS.index(model), model == MODELS[-1]
-        means = {"c": 0.88 - 0.02 * rank, "auc": 0.89 - 0.02 * rank, "ipa": 0.3 - 0.07 * rank,
-                 "brier": 0.09 + 0.01 * rank, "oe": 1.02 + 0.11 * rank}  # fmt: skip
+        means = {
+            "c": 0.88 - 0.02 * rank,
+            "auc": 0.89 - 0.02 * rank,
+            "ipa": 0.3 - 0.07 * rank,
+            "brier": 0.09 + 0.01 * rank,
+            "oe": 1.02 + 0.11 * rank,
+        }
         for name, mean in means.items() if horizon else (("ibs", 0.081 + 0.01 * rank), ("nll", 1.21 + 0.05 * rank)):
             value, half = float(mean + rng.normal(0, 0.005)), 0.015 + 0.03 * (cause != causes[0])
             row: dict[str, Any] = {"value": value, "low": value - half, "high": value + half}
@@ -152,9 +203,21 @@ def _trajectories(causes: tuple[str, ...], horizons: tuple[float, ...]) -> Itera
         kinds = ["query", *(["visit"] * (count - 1))]
         event = {"day": 1000.0, "cause": causes[0] if label == "A" else None}
         last = {cause: [risks[-1]] for cause, risks in rising.items()}
-        yield {"label": label, "outcome": outcome, "times_days": times, "kind": kinds, "curves": rising,
-               "horizons_days": list(horizons), "now": count - 1, "event": event, "curve_days": list(horizons),
-               "curve_at": [count - 1], "full": last, "visits": [], "descriptions": {}}  # fmt: skip
+        yield {
+            "label": label,
+            "outcome": outcome,
+            "times_days": times,
+            "kind": kinds,
+            "curves": rising,
+            "horizons_days": list(horizons),
+            "now": count - 1,
+            "event": event,
+            "curve_days": list(horizons),
+            "curve_at": [count - 1],
+            "full": last,
+            "visits": [],
+            "descriptions": {},
+        }
 
 
 # ------------------------------------------------------------------------------------------ what issue 5 added
@@ -187,20 +250,27 @@ def complete(**kind: Any) -> dict[str, Any]:
         "subgroups": [r for place in places for r in _subgroups(place, people)],
         "smallest_g": [
             {"landmark_days": d, "horizon_days": h, "g": max(0.03, 0.9 - h / YEAR / 6), "thin": False}
-            for d in metrics["landmarks_days"] for h in horizons
+            for d in metrics["landmarks_days"]
+            for h in horizons
         ],
-        "follow_up": [{"landmark_days": d, "median_days": 2400.0 - d / 2, "low": 2250.0 - d / 2, "high": 2500.0 - d / 2}
-                      for d in metrics["landmarks_days"]],
+        "follow_up": [
+            {"landmark_days": d, "median_days": 2400.0 - d / 2, "low": 2250.0 - d / 2, "high": 2500.0 - d / 2}
+            for d in metrics["landmarks_days"]
+        ],
         "inputs": _inputs(metrics),
         "checks": {
             "time_zero": "Time zero is 48 hours after the first ICU_ADMISSION, known when it is reached.",
             "predictor_cutoff": "Every token at a prediction time is stamped at or before it.",
-            "parameters": 187_204, "tuning_trials": 12, "seeds": [0, 1, 2], "members": 3,
+            "parameters": 187_204,
+            "tuning_trials": 12,
+            "seeds": [0, 1, 2],
+            "members": 3,
         },
-        "external": None, "recalibration": _recalibration(causes, horizons, kind.get("landmarks", (0.0,))[0]),
+        "external": None,
+        "recalibration": _recalibration(causes, horizons, kind.get("landmarks", (0.0,))[0]),
         "repeated_splits": _splits(metrics),
         "recalibrated_in_training": True,
-    }  # fmt: skip
+    }
 
 
 KEY = ("model", "landmark_days", "cause", "horizon_days", "metric")
@@ -210,9 +280,16 @@ def _more_values(place: tuple[Any, ...], rng: Any) -> Iterator[dict[str, Any]]:
     landmark, _, cause, h = place
     for rank, model in enumerate(MODELS):
         where = {"model": model, "landmark_days": landmark, "cause": cause, "horizon_days": h}
-        means = {"intercept": 0.04 - 0.1 * rank, "slope": 0.97 - 0.06 * rank, "ici": 0.012 + 0.01 * rank,
-                 "e50": 0.009 + 0.008 * rank, "e90": 0.03 + 0.01 * rank, "ici_null": 0.017, "ks": 0.011 + 0.01 * rank,
-                 "ks_p": 0.41 / (1 + 8 * rank)}  # fmt: skip
+        means = {
+            "intercept": 0.04 - 0.1 * rank,
+            "slope": 0.97 - 0.06 * rank,
+            "ici": 0.012 + 0.01 * rank,
+            "e50": 0.009 + 0.008 * rank,
+            "e90": 0.03 + 0.01 * rank,
+            "ici_null": 0.017,
+            "ks": 0.011 + 0.01 * rank,
+            "ks_p": 0.41 / (1 + 8 * rank),
+        }
         for metric, mean in means.items():
             half = 0.1 if metric in ("slope", "intercept") else mean / 2
             bare = metric in ("ici_null", "ks", "ks_p")
@@ -239,10 +316,18 @@ def _smooth(place: tuple[Any, ...], people: Cohort) -> Iterator[dict[str, Any]]:
         x = np.linspace(*np.quantile(risk, [0.01, 0.99]), 50)
         y = x ** (1.04 - 0.12 * (blur > 0)) * (0.97 + 0.1 * (blur > 0))
         half = 1.96 * np.sqrt(x * (1 - x) / max(len(risk), 1)) * (1 + 4 * x)
-        yield {"model": model, "landmark_days": landmark, "cause": cause, "horizon_days": h, "predicted": x.tolist(),
-               "observed": y.tolist(),
-               "low": np.maximum(y - half, 0).tolist(), "high": np.minimum(y + half, 1).tolist(),
-               "n": int(here.sum()), "events": int(event.sum())}  # fmt: skip
+        yield {
+            "model": model,
+            "landmark_days": landmark,
+            "cause": cause,
+            "horizon_days": h,
+            "predicted": x.tolist(),
+            "observed": y.tolist(),
+            "low": np.maximum(y - half, 0).tolist(),
+            "high": np.minimum(y + half, 1).tolist(),
+            "n": int(here.sum()),
+            "events": int(event.sum()),
+        }
 
 
 def _decision(place: tuple[Any, ...], people: Cohort) -> Iterator[dict[str, Any]]:
@@ -255,11 +340,21 @@ def _decision(place: tuple[Any, ...], people: Cohort) -> Iterator[dict[str, Any]
         true = (flagged & event[here][:, None]).sum(0) / max(here.sum(), 1)
         benefit = true - (flagged.mean(0) if len(flagged) else np.nan * at - true) * at / (1 - at)
         half = 0.4 * np.sqrt(np.maximum(true, 0) / max(here.sum(), 1)) + 0.002
-        yield {"model": model, "landmark_days": landmark, "cause": cause, "horizon_days": h, "thresholds": at.tolist(),
-               "above": flagged.sum(0).tolist(), "events_above": (flagged & event[here][:, None]).sum(0).tolist(),
-               "net_benefit": benefit.tolist(), "low": (benefit - half).tolist(), "high": (benefit + half).tolist(),
-               "treat_all": (share - (1 - share) * at / (1 - at)).tolist(), "n": int(here.sum()),
-               "events": int(event.sum())}  # fmt: skip
+        yield {
+            "model": model,
+            "landmark_days": landmark,
+            "cause": cause,
+            "horizon_days": h,
+            "thresholds": at.tolist(),
+            "above": flagged.sum(0).tolist(),
+            "events_above": (flagged & event[here][:, None]).sum(0).tolist(),
+            "net_benefit": benefit.tolist(),
+            "low": (benefit - half).tolist(),
+            "high": (benefit + half).tolist(),
+            "treat_all": (share - (1 - share) * at / (1 - at)).tolist(),
+            "n": int(here.sum()),
+            "events": int(event.sum()),
+        }
 
 
 def _subgroups(place: tuple[Any, ...], people: Cohort) -> Iterator[dict[str, Any]]:
@@ -273,8 +368,16 @@ def _subgroups(place: tuple[Any, ...], people: Cohort) -> Iterator[dict[str, Any
             spans = {m: {"value": v, "low": v - 0.8 * v * wide, "high": v + 0.8 * v * wide} for m, v in means.items()}
             if not events:
                 spans = {m: dict.fromkeys(("value", "low", "high")) for m in means}
-            yield {"landmark_days": landmark, "cause": cause, "horizon_days": h, "group": group, "level": level,
-                   "n": n, "events": events, **spans}  # fmt: skip
+            yield {
+                "landmark_days": landmark,
+                "cause": cause,
+                "horizon_days": h,
+                "group": group,
+                "level": level,
+                "n": n,
+                "events": events,
+                **spans,
+            }
 
 
 def _inputs(metrics: dict[str, Any]) -> dict[str, Any]:

@@ -142,9 +142,15 @@ def check_pads(model: SurvivalModel, subjects: Records) -> None:
     for seed, junk in enumerate((0.0, NAN, 1e30, -1e30)):
         x = pad(bare, junk=junk, seed=seed)
         batch = VisitBatch.from_padded(
-            x.codes, x.code_mask, x.ages, x.deltas, x.visit_mask,
-            at_risk=x.at_risk, duration_days=x.duration_days, cause=x.cause,
-        )  # fmt: skip
+            x.codes,
+            x.code_mask,
+            x.ages,
+            x.deltas,
+            x.visit_mask,
+            at_risk=x.at_risk,
+            duration_days=x.duration_days,
+            cause=x.cause,
+        )
         batch = replace(batch, entry_days=packed.entry_days)
         if model.config.code_types:  # the padded contract has none
             batch = replace(batch, code_types=packed.code_types)

@@ -34,39 +34,107 @@ SMALL: Tables = {
     ],
     "visit_occurrence": [
         {
-            "visit_occurrence_id": 10, "person_id": 1, "visit_concept_id": 9201, "visit_start_date": "2010-02-01",
-            "visit_start_datetime": "2010-02-01 08:00:00", "visit_end_date": "2010-02-03",
+            "visit_occurrence_id": 10,
+            "person_id": 1,
+            "visit_concept_id": 9201,
+            "visit_start_date": "2010-02-01",
+            "visit_start_datetime": "2010-02-01 08:00:00",
+            "visit_end_date": "2010-02-03",
             "visit_end_datetime": "2010-02-03 12:00:00",
-        },
+        }
     ],
     "condition_occurrence": [
-        {"person_id": 1, "condition_concept_id": 201826, "condition_start_date": "2010-02-01",
-         "condition_start_datetime": None, "visit_occurrence_id": 10},
-        {"person_id": 1, "condition_concept_id": 201826, "condition_start_date": "2010-02-03",
-         "condition_start_datetime": None, "visit_occurrence_id": 10},
-        {"person_id": 1, "condition_concept_id": 77, "condition_start_date": "2010-05-05",
-         "condition_start_datetime": "2010-05-05 10:00:00", "visit_occurrence_id": 999},
-        {"person_id": 1, "condition_concept_id": 77, "condition_start_date": "2010-05-05",
-         "condition_start_datetime": "2010-05-05 10:00:00", "visit_occurrence_id": 999},
-        {"person_id": -2, "condition_concept_id": 0, "condition_start_date": "2011-05-05",
-         "condition_start_datetime": "2011-05-05 10:00:00", "visit_occurrence_id": 10},
-        {"person_id": 3, "condition_concept_id": 77, "condition_start_date": "2010-05-05",
-         "condition_start_datetime": None, "visit_occurrence_id": None},
-        {"person_id": None, "condition_concept_id": 77, "condition_start_date": "2010-05-05",
-         "condition_start_datetime": None, "visit_occurrence_id": None},
-        {"person_id": 1, "condition_concept_id": 77, "condition_start_date": None,
-         "condition_start_datetime": None, "visit_occurrence_id": None},
+        {
+            "person_id": 1,
+            "condition_concept_id": 201826,
+            "condition_start_date": "2010-02-01",
+            "condition_start_datetime": None,
+            "visit_occurrence_id": 10,
+        },
+        {
+            "person_id": 1,
+            "condition_concept_id": 201826,
+            "condition_start_date": "2010-02-03",
+            "condition_start_datetime": None,
+            "visit_occurrence_id": 10,
+        },
+        {
+            "person_id": 1,
+            "condition_concept_id": 77,
+            "condition_start_date": "2010-05-05",
+            "condition_start_datetime": "2010-05-05 10:00:00",
+            "visit_occurrence_id": 999,
+        },
+        {
+            "person_id": 1,
+            "condition_concept_id": 77,
+            "condition_start_date": "2010-05-05",
+            "condition_start_datetime": "2010-05-05 10:00:00",
+            "visit_occurrence_id": 999,
+        },
+        {
+            "person_id": -2,
+            "condition_concept_id": 0,
+            "condition_start_date": "2011-05-05",
+            "condition_start_datetime": "2011-05-05 10:00:00",
+            "visit_occurrence_id": 10,
+        },
+        {
+            "person_id": 3,
+            "condition_concept_id": 77,
+            "condition_start_date": "2010-05-05",
+            "condition_start_datetime": None,
+            "visit_occurrence_id": None,
+        },
+        {
+            "person_id": None,
+            "condition_concept_id": 77,
+            "condition_start_date": "2010-05-05",
+            "condition_start_datetime": None,
+            "visit_occurrence_id": None,
+        },
+        {
+            "person_id": 1,
+            "condition_concept_id": 77,
+            "condition_start_date": None,
+            "condition_start_datetime": None,
+            "visit_occurrence_id": None,
+        },
     ],
     "measurement": [
-        {"person_id": 1, "measurement_concept_id": 3004410, "measurement_date": "2010-02-02",
-         "measurement_datetime": "2010-02-02 06:30:00", "value_as_number": "7.25", "value_as_concept_id": None,
-         "unit_concept_id": 8554, "unit_source_value": "pct", "visit_occurrence_id": 10},
-        {"person_id": 1, "measurement_concept_id": 3004410, "measurement_date": "2010-02-02",
-         "measurement_datetime": "2010-02-02 06:30:00", "value_as_number": "53", "value_as_concept_id": None,
-         "unit_concept_id": 0, "unit_source_value": "mmol/mol", "visit_occurrence_id": 10},
-        {"person_id": -2, "measurement_concept_id": 3004410, "measurement_date": "2011-02-02",
-         "measurement_datetime": "2011-02-02 06:30:00", "value_as_number": None, "value_as_concept_id": 9191,
-         "unit_concept_id": None, "unit_source_value": None, "visit_occurrence_id": None},
+        {
+            "person_id": 1,
+            "measurement_concept_id": 3004410,
+            "measurement_date": "2010-02-02",
+            "measurement_datetime": "2010-02-02 06:30:00",
+            "value_as_number": "7.25",
+            "value_as_concept_id": None,
+            "unit_concept_id": 8554,
+            "unit_source_value": "pct",
+            "visit_occurrence_id": 10,
+        },
+        {
+            "person_id": 1,
+            "measurement_concept_id": 3004410,
+            "measurement_date": "2010-02-02",
+            "measurement_datetime": "2010-02-02 06:30:00",
+            "value_as_number": "53",
+            "value_as_concept_id": None,
+            "unit_concept_id": 0,
+            "unit_source_value": "mmol/mol",
+            "visit_occurrence_id": 10,
+        },
+        {
+            "person_id": -2,
+            "measurement_concept_id": 3004410,
+            "measurement_date": "2011-02-02",
+            "measurement_datetime": "2011-02-02 06:30:00",
+            "value_as_number": None,
+            "value_as_concept_id": 9191,
+            "unit_concept_id": None,
+            "unit_source_value": None,
+            "visit_occurrence_id": None,
+        },
     ],
     "death": [{"person_id": -2, "death_date": "2013-07-01", "death_datetime": None}],
     "concept": [
@@ -83,7 +151,7 @@ SMALL: Tables = {
         {"ancestor_concept_id": a, "descendant_concept_id": d, "min_levels_of_separation": n}
         for a, d, n in [(201826, 201826, 0), (201820, 201826, 1), (442793, 201820, 1), (442793, 201826, 2)]
     ],
-}  # fmt: skip
+}
 
 
 def as_arrow(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
@@ -191,14 +259,23 @@ def hospital() -> Tables:
         tables["observation_period"].append({"person_id": person, **seen})
         for number in range(4):
             day, visit = (start + timedelta(30 * number)).isoformat(), 4 * person + number
-            tables["visit_occurrence"].append({
-                "visit_occurrence_id": visit, "person_id": person, "visit_start_date": day, "visit_end_date": day,
-                "visit_concept_id": 8870 if ill and number == 3 else 9201,
-            })  # fmt: skip
-            conditions.append({
-                "person_id": person, "condition_concept_id": 2 if ill else 1, "condition_start_date": day,
-                "visit_occurrence_id": visit,
-            })  # fmt: skip
+            tables["visit_occurrence"].append(
+                {
+                    "visit_occurrence_id": visit,
+                    "person_id": person,
+                    "visit_start_date": day,
+                    "visit_end_date": day,
+                    "visit_concept_id": 8870 if ill and number == 3 else 9201,
+                }
+            )
+            conditions.append(
+                {
+                    "person_id": person,
+                    "condition_concept_id": 2 if ill else 1,
+                    "condition_start_date": day,
+                    "visit_occurrence_id": visit,
+                }
+            )
         if ill:
             tables["death"].append({"person_id": person, "death_date": start + timedelta(int(rng.integers(150, 600)))})
     concepts = [

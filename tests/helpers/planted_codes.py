@@ -15,9 +15,15 @@ from helpers.audit import FIRST_ID, assemble, hospital_rows, hospital_splits, ma
 from helpers.meds import DAY_US, HOUR_US, Row
 
 LOOKS = {
-    "static_codes", "event_after_code", "splits", "whole_record_values", "telling_token", "leaving", "immortal_time",
+    "static_codes",
+    "event_after_code",
+    "splits",
+    "whole_record_values",
+    "telling_token",
+    "leaving",
+    "immortal_time",
     "row_density",
-}  # fmt: skip
+}
 DEATH: dict[str, Any] = {"outcome": {"death": "MEDS_DEATH"}, "competing": {}}
 Records = tuple[list[Row], dict[int, str]]
 PLANTED: dict[str, tuple[Callable[[], Records], dict[str, str]]] = {}

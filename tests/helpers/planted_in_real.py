@@ -23,9 +23,14 @@ INDEX = {"pbc2": "ENROLLMENT", "nafld": "INDEX", "physionet2012": "ICU_ADMISSION
 VISITS = {"physionet2012": ("visits.by=window", "visits.window=1h")}
 #: The checks that look at the data alone.
 OF_DATA = {
-    "whole_record_values", "telling_token", "static_codes", "event_after_code",
-    "leaving", "immortal_time", "row_density",
-}  # fmt: skip
+    "whole_record_values",
+    "telling_token",
+    "static_codes",
+    "event_after_code",
+    "leaving",
+    "immortal_time",
+    "row_density",
+}
 Make = Callable[["Records"], list[Row]]
 LEAKS: dict[str, tuple[str, Make]] = {}
 

@@ -3,10 +3,15 @@
 from ehrsequencing.config import TaskConfig, load_study
 from helpers.meds import DAY_US, Row, us
 
-TASK = TaskConfig.model_validate({
-    "name": "t", "index": {"first_visit": True}, "outcome": {"death": ["MEDS_DEATH"]}, "horizons": ["1y"],
-    "landmarks": ["0d", "30d"],
-})  # fmt: skip
+TASK = TaskConfig.model_validate(
+    {
+        "name": "t",
+        "index": {"first_visit": True},
+        "outcome": {"death": ["MEDS_DEATH"]},
+        "horizons": ["1y"],
+        "landmarks": ["0d", "30d"],
+    }
+)
 STUDY = load_study(None, ["vocabulary.rollup=on", "vocabulary.min_subjects=3"])
 PARENTS = {"DX//3": ["DX"], "DX//4": ["DX"]}
 

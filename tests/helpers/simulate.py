@@ -14,9 +14,16 @@ from ehrsequencing.simulate.process import Process
 from ehrsequencing.simulate.records import Courses, simulate_courses
 
 _BUSY = {
-    "visits_per_year": 2.8, "outcome_per_year": 0.027, "pair_visit_share": 0.5, "pair_effect": 1.0, "pair_memory": 0.8,
-    "order_effect": 0.8, "lab_effect": 0.3, "background_codes": 500, "background_per_visit": 4.0,
-}  # fmt: skip
+    "visits_per_year": 2.8,
+    "outcome_per_year": 0.027,
+    "pair_visit_share": 0.5,
+    "pair_effect": 1.0,
+    "pair_memory": 0.8,
+    "order_effect": 0.8,
+    "lab_effect": 0.3,
+    "background_codes": 500,
+    "background_per_visit": 4.0,
+}
 
 
 def busy_world(**knobs: Any) -> SimulationConfig:

@@ -82,19 +82,29 @@ def test_equals_the_twin_with_censoring_weights_from_other_rows(name: str) -> No
 
 MUTANTS: dict[str, list[dict[str, object]]] = {
     "c": [
-        {"tied_score": 1.0}, {"tied_score": 0.0}, {"censored_at_event_is_later": False},
-        {"event_at_horizon_counts": False}, {"competing_is_censoring": True}, {"weigh_pairs_twice": False},
-        {"events_leave_before_censoring": False}, {"g_before": False},
+        {"tied_score": 1.0},
+        {"tied_score": 0.0},
+        {"censored_at_event_is_later": False},
+        {"event_at_horizon_counts": False},
+        {"competing_is_censoring": True},
+        {"weigh_pairs_twice": False},
+        {"events_leave_before_censoring": False},
+        {"g_before": False},
     ],
     "auc": [
-        {"tied_score": 1.0}, {"competing_are_controls": False}, {"events_leave_before_censoring": False},
-        {"g_before": False}, {"censored_at_horizon_is_free": False},
-    ],
-    "brier": [
-        {"competing_is_censoring": True}, {"events_leave_before_censoring": False}, {"g_before": False},
+        {"tied_score": 1.0},
+        {"competing_are_controls": False},
+        {"events_leave_before_censoring": False},
+        {"g_before": False},
         {"censored_at_horizon_is_free": False},
     ],
-}  # fmt: skip
+    "brier": [
+        {"competing_is_censoring": True},
+        {"events_leave_before_censoring": False},
+        {"g_before": False},
+        {"censored_at_horizon_is_free": False},
+    ],
+}
 
 
 @pytest.mark.parametrize(("name", "change"), [(name, change) for name in MUTANTS for change in MUTANTS[name]])
@@ -133,8 +143,14 @@ def test_aalen_johansen_and_net_benefit_equal_the_twin() -> None:
 # -- counted by hand ---------------------------------------------------------------------------------------------------
 
 
-def cell(metric: Callable[[ScoredRows], np.ndarray], duration: list[float], cause: list[int], risk: list[float],
-         horizon: float, n_causes: int = 1) -> float:  # fmt: skip
+def cell(
+    metric: Callable[[ScoredRows], np.ndarray],
+    duration: list[float],
+    cause: list[int],
+    risk: list[float],
+    horizon: float,
+    n_causes: int = 1,
+) -> float:
     risks = np.repeat(np.array(risk)[:, None, None], n_causes, axis=1)
     return float(metric(ScoredRows.of(duration, cause, risks, [horizon]))[0, 0])
 
@@ -344,11 +360,12 @@ def test_horizons_beyond_follow_up_are_nan() -> None:
 WRONG: dict[str, list[object]] = {
     "duration_days": [[], [1.0, np.nan, 2.0], [1.0, -1.0, 2.0]],
     "cause": [[0, 1], [0.0, 1.0, 1.0], [0, 1, 3], [0, 1, -1]],
-    "risk": [np.full(shape, value) for shape, value in (
-        ((3, 2), 0.5), ((2, 2, 2), 0.5), ((3, 2, 2), np.nan), ((3, 2, 2), 1.5), ((3, 2, 2), -0.1),
-    )],
+    "risk": [
+        np.full(shape, value)
+        for shape, value in (((3, 2), 0.5), ((2, 2, 2), 0.5), ((3, 2, 2), np.nan), ((3, 2, 2), 1.5), ((3, 2, 2), -0.1))
+    ],
     "horizons_days": [[2.0, 1.0], [-1.0, 1.0]],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("where", "wrong"), [(where, wrong) for where, cases in WRONG.items() for wrong in cases])

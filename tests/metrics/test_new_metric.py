@@ -19,9 +19,14 @@ from helpers.comparison import CAUSES, HORIZONS, world
 from helpers.metrics_json import MODELS, example
 
 SOMERS = Metric(
-    key="somers", name="Somers", meaning="2 AUC − 1: 1 ranks without an error, 0 is a coin",
-    of=lambda rows: 2 * cumulative_dynamic_auc(rows) - 1, better=1, compared=True, margin=0.04,
-)  # fmt: skip
+    key="somers",
+    name="Somers",
+    meaning="2 AUC − 1: 1 ranks without an error, 0 is a coin",
+    of=lambda rows: 2 * cumulative_dynamic_auc(rows) - 1,
+    better=1,
+    compared=True,
+    margin=0.04,
+)
 
 
 @pytest.fixture

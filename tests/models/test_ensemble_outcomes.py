@@ -18,10 +18,23 @@ EDGES, CODES, MEMBERS, DIM = (5.0, 30.0, 100.0), 5, 3, 8
 def ensemble(seed: int) -> Ensemble:
     """Members that differ, with outcomes."""
     torch.manual_seed(seed)
-    model = Ensemble(ModelConfig(
-        vocab_size=9, dim=DIM, heads=2, layers=1, members=MEMBERS, outcomes=CODES, edges_days=EDGES,
-        causes=2, wide_head=True,
-    )).double().eval()  # fmt: skip
+    model = (
+        Ensemble(
+            ModelConfig(
+                vocab_size=9,
+                dim=DIM,
+                heads=2,
+                layers=1,
+                members=MEMBERS,
+                outcomes=CODES,
+                edges_days=EDGES,
+                causes=2,
+                wide_head=True,
+            )
+        )
+        .double()
+        .eval()
+    )
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(0.3 * torch.randn_like(weight))

@@ -50,8 +50,12 @@ def test_order_of_codes_counts_in_the_flat_model(position: str) -> None:
 
 
 VARIANTS: list[dict[str, object]] = [
-    *MODELS.values(), {"head": "visit"}, {"layers": 1}, {"attention": "bidirectional"}, {"max_visits": 1},
-]  # fmt: skip
+    *MODELS.values(),
+    {"head": "visit"},
+    {"layers": 1},
+    {"attention": "bidirectional"},
+    {"max_visits": 1},
+]
 
 
 @FEW

@@ -53,8 +53,13 @@ def test_one_class_trains_a_step_and_is_kept(tmp_path: Path) -> None:
     )
     torch.manual_seed(0)
     model, batch = build_model(config), pack(sample_records())
-    batch = VisitBatch(**{name: x.float() if isinstance(x, Tensor) and x.dtype == torch.float64 else x
-                          for name, x in vars(batch).items() if name in VisitBatch.__dataclass_fields__})  # fmt: skip
+    batch = VisitBatch(
+        **{
+            name: x.float() if isinstance(x, Tensor) and x.dtype == torch.float64 else x
+            for name, x in vars(batch).items()
+            if name in VisitBatch.__dataclass_fields__
+        }
+    )
     assert isinstance(model.visit_encoder.pooling, LoudestCode)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     before = model.loss(batch)

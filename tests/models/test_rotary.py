@@ -41,9 +41,16 @@ def test_attention_sees_the_distance_of_two_visits(rotary: bool) -> None:
     """Without any embedding of time, two records that differ in a gap differ to a rotary model only."""
     torch.manual_seed(0)
     config = ModelConfig(
-        vocab_size=6, dim=16, heads=2, layers=1, position="none", age_bin_years=0, delta_bins="none", rotary=rotary,
+        vocab_size=6,
+        dim=16,
+        heads=2,
+        layers=1,
+        position="none",
+        age_bin_years=0,
+        delta_bins="none",
+        rotary=rotary,
         edges_days=(30.0,),
-    )  # fmt: skip
+    )
     model = build_model(config).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():

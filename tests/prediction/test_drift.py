@@ -193,19 +193,24 @@ BROKEN = {
         "the unit of LOINC//2345-7 changed (mg/dL is gone, mmol/L is new)",
     ),
     "a unit appears": (
-        renamed(NEW, **{"LAB//K": "LAB//K//mmol/L"}), "the unit of LAB//K changed (no unit is gone, mmol/L is new)",
+        renamed(NEW, **{"LAB//K": "LAB//K//mmol/L"}),
+        "the unit of LAB//K changed (no unit is gone, mmol/L is new)",
     ),
     "a unit disappears": (
         renamed(NEW, **{"LOINC//2160-0//mg/dL": "LOINC//2160-0"}),
         "the unit of LOINC//2160-0 changed (mg/dL is gone, no unit is new)",
     ),
     "on a Tuesday": (
-        [r._replace(code="LOINC//2345-7//mmol/L")
-         if r.code == "LOINC//2345-7//mg/dL" and (r.time or 0) > 34 * YEAR_US else r for r in NEW],
+        [
+            r._replace(code="LOINC//2345-7//mmol/L")
+            if r.code == "LOINC//2345-7//mg/dL" and (r.time or 0) > 34 * YEAR_US
+            else r
+            for r in NEW
+        ],
         "the unit of LOINC//2345-7 changed (mmol/L is new)",
     ),
     "a new name": (renamed(NEW, **{"DX//A": "ICD//A"}), "the run does not know ICD//A ("),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BROKEN)

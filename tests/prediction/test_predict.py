@@ -115,8 +115,13 @@ def test_as_of_a_day_asks_everybody_then_at_risk_and_uses_nothing_later(
     late = int(pc.quantile(times.cast(pa.int64()), 0.7)[0].as_py())
     date = str(np.datetime64(late, "us"))[:10]
     predict(sim_run, sim_data, tmp_path / "now.parquet", at=date, horizons_days=[90.0, 700.0])
-    predict(sim_run, truncated(sim_data, tmp_path / "then", parse_date_us(date)), tmp_path / "then.parquet", at=date,
-            horizons_days=[90.0, 700.0])  # fmt: skip
+    predict(
+        sim_run,
+        truncated(sim_data, tmp_path / "then", parse_date_us(date)),
+        tmp_path / "then.parquet",
+        at=date,
+        horizons_days=[90.0, 700.0],
+    )
     now, then = read(tmp_path / "now.parquet"), read(tmp_path / "then.parquet")
     assert now.keys() == then.keys()
     assert {key[1] for key in now} == {parse_date_us(date)}
@@ -329,13 +334,7 @@ def labels(risks: pa.Table, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("cause", "horizon"), [(None, 365.0), ("death", 90.0)])
 def test_each_label_gets_the_risk_that_predict_gives(
-    sim_run: Path,
-    sim_data: Path,
-    risks: pa.Table,
-    labels: Path,
-    tmp_path: Path,
-    cause: str | None,
-    horizon: float,
+    sim_run: Path, sim_data: Path, risks: pa.Table, labels: Path, tmp_path: Path, cause: str | None, horizon: float
 ) -> None:
     said: list[str] = []
     out = tmp_path / "predictions.parquet"
@@ -363,10 +362,7 @@ def test_labels_that_say_nothing_are_refused(labels: Path, tmp_path: Path) -> No
         "no column boolean_value": table.drop_columns("boolean_value"),
         "not true or false": table.set_column(2, "boolean_value", pa.array([1] * len(table))),
         "two different labels": pa.concat_tables(
-            [
-                table,
-                table[:1].set_column(2, "boolean_value", pc.invert(table[:1]["boolean_value"])),
-            ]
+            [table, table[:1].set_column(2, "boolean_value", pc.invert(table[:1]["boolean_value"]))]
         ),
     }
     for says, broken in bad.items():

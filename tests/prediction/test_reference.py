@@ -213,10 +213,18 @@ def test_a_run_without_them_is_not_compared(sim_run: Path, run: Path) -> None:
 @pytest.mark.parametrize(
     "spoilt",
     [
-        {"risk": [[1]]}, {"risk": "x"}, {"risk": float("nan")}, {"code": [1]}, {"code": [["A"]] * 320},
-        {"day": [1e30] * 320}, {"day": ["x"] * 320}, {"subject": [10**30] * 320}, {"subject": []}, {"value": None},
+        {"risk": [[1]]},
+        {"risk": "x"},
+        {"risk": float("nan")},
+        {"code": [1]},
+        {"code": [["A"]] * 320},
+        {"day": [1e30] * 320},
+        {"day": ["x"] * 320},
+        {"subject": [10**30] * 320},
+        {"subject": []},
+        {"value": None},
     ],
-)  # fmt: skip
+)
 def test_damaged_records_of_a_stranger_warn(run: Path, spoilt: dict[str, object]) -> None:
     edit(run, lambda content: content.update(spoilt), listed=True)
     assert len(check_reference(Run(run))) == 1

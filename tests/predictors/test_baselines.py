@@ -105,9 +105,13 @@ def test_periods_share_out_what_the_cohort_expects_and_every_event(
 
 @pytest.mark.parametrize("kind", [AgeAndSex, BoostedVisits])
 def test_training_rows_expect_what_happened_at_visits_and_at_queries(
-    kind: type, prepared: Prepared, task: TaskConfig, train: TaskRecords, tuning: TaskRecords,
+    kind: type,
+    prepared: Prepared,
+    task: TaskConfig,
+    train: TaskRecords,
+    tuning: TaskRecords,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     rows = train.rows
     days = exposure(EDGES, rows.entry_days, rows.duration_days)
     last = event_bin(EDGES, rows.duration_days)
@@ -179,11 +183,7 @@ def test_risks_are_probabilities_that_rise_and_are_calibrated_in_training(
     ],
 )
 def test_a_rare_cause_or_no_tuning_subject_still_gives_risks(
-    missing: str,
-    prepared: Prepared,
-    task: TaskConfig,
-    train: TaskRecords,
-    tuning: TaskRecords,
+    missing: str, prepared: Prepared, task: TaskConfig, train: TaskRecords, tuning: TaskRecords
 ) -> None:
     nobody = np.arange(0)
     fitted = without(train, 2) if missing == "event in training" else train
@@ -202,11 +202,7 @@ def test_a_rare_cause_or_no_tuning_subject_still_gives_risks(
 
 @pytest.mark.parametrize("kind", [AgeAndSex, LandmarkCox, BoostedVisits])
 def test_constant_competing_hazards_are_recovered_and_competing_events_are_not_censoring(
-    kind: type,
-    prepared: Prepared,
-    task: TaskConfig,
-    train: TaskRecords,
-    tuning: TaskRecords,
+    kind: type, prepared: Prepared, task: TaskConfig, train: TaskRecords, tuning: TaskRecords
 ) -> None:
     hazards, days = np.array([1 / 500, 1 / 250]), np.array([200.0, 500.0])
 

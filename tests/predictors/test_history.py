@@ -66,14 +66,19 @@ def build(subjects: list[Subject]) -> Timelines:
     delta[subject_offsets[:-1][np.diff(subject_offsets) > 0]] = 0.0
     numbers = np.array([value for _, value in tokens], np.float32)
     return Timelines(
-        subject_id=np.arange(len(subjects)), birth_us=np.zeros(len(subjects), np.int64),
-        subject_offsets=subject_offsets, start_us=np.array(start, np.int64), end_us=np.array(end, np.int64),
-        age_years=np.full(len(start), 50, np.float32), delta_days=delta.astype(np.float32),
+        subject_id=np.arange(len(subjects)),
+        birth_us=np.zeros(len(subjects), np.int64),
+        subject_offsets=subject_offsets,
+        start_us=np.array(start, np.int64),
+        end_us=np.array(end, np.int64),
+        age_years=np.full(len(start), 50, np.float32),
+        delta_days=delta.astype(np.float32),
         visit_offsets=np.r_[0, np.cumsum(sizes)].astype(np.int64),
-        codes=np.array([code for code, _ in tokens], np.int32), values=np.stack([numbers, numbers], axis=1),
+        codes=np.array([code for code, _ in tokens], np.int32),
+        values=np.stack([numbers, numbers], axis=1),
         static_codes=np.array([c for still in static for c in still], np.int32),
         static_offsets=np.r_[0, np.cumsum([len(still) for still in static])].astype(np.int64),
-    )  # fmt: skip
+    )
 
 
 def every_moment(timelines: Timelines) -> TaskRows:
@@ -91,14 +96,21 @@ def every_moment(timelines: Timelines) -> TaskRows:
             before += [v - first + 1] * 2
     n = len(owner)
     return TaskRows(
-        row_offsets=offsets(np.array(owner, np.int64), len(timelines)), prediction_us=np.array(moment, np.int64),
-        index_us=np.zeros(n, np.int64), is_query=np.array(query), visits_before=np.array(before, np.int32),
-        age_years=np.linspace(20, 80, n, dtype=np.float32), delta_days=np.zeros(n, np.float32),
-        unfinished_codes=np.zeros(n, np.int32), duration_days=np.full(n, 9.0),
-        entry_days=np.zeros(n, np.float32), cause=np.zeros(n, np.int8),
-        carry_offsets=np.zeros(n + 1, np.int64), carry_codes=np.zeros(0, np.int32),
+        row_offsets=offsets(np.array(owner, np.int64), len(timelines)),
+        prediction_us=np.array(moment, np.int64),
+        index_us=np.zeros(n, np.int64),
+        is_query=np.array(query),
+        visits_before=np.array(before, np.int32),
+        age_years=np.linspace(20, 80, n, dtype=np.float32),
+        delta_days=np.zeros(n, np.float32),
+        unfinished_codes=np.zeros(n, np.int32),
+        duration_days=np.full(n, 9.0),
+        entry_days=np.zeros(n, np.float32),
+        cause=np.zeros(n, np.int8),
+        carry_offsets=np.zeros(n + 1, np.int64),
+        carry_codes=np.zeros(0, np.int32),
         carry_values=np.zeros((0, 2), np.float32),
-    )  # fmt: skip
+    )
 
 
 @st.composite

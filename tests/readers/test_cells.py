@@ -25,10 +25,26 @@ from ehrsequencing.readers.omop import import_omop
 from helpers.fhir import RESOURCES
 
 DATES = st.sampled_from(
-    ["2019-01-01", "2019-01-01 03:04:05", "2019-01-01T03:04:05Z", "2019-01-01 03:04:05 UTC", "2019-01-01 03:04:05 PM",
-     "2019-01-01 13:04 PM", "2019-02-30", "2019-01-01 25:00:00", "2019-01-01 03:04:05.25+02:00", "2019-1-5",
-     "2019-01-01 03:04:05 Europe/Berlin", "2019-01-01x", "20190101", "unknown", " ", "", " 2019-01-01 "]
-)  # fmt: skip
+    [
+        "2019-01-01",
+        "2019-01-01 03:04:05",
+        "2019-01-01T03:04:05Z",
+        "2019-01-01 03:04:05 UTC",
+        "2019-01-01 03:04:05 PM",
+        "2019-01-01 13:04 PM",
+        "2019-02-30",
+        "2019-01-01 25:00:00",
+        "2019-01-01 03:04:05.25+02:00",
+        "2019-1-5",
+        "2019-01-01 03:04:05 Europe/Berlin",
+        "2019-01-01x",
+        "20190101",
+        "unknown",
+        " ",
+        "",
+        " 2019-01-01 ",
+    ]
+)
 NUMBERS = st.sampled_from(["1", "1.5", "-2e3", "1,5", "<5", "5.4 mg", "1:128", "NaN?", "", " ", " 7 ", "0x1F", "1e999"])
 IDS = st.sampled_from(["1", "2", "0012", "12", "12.0", "1.5", "x", "", " 3 ", "9223372036854775808", "-4"])
 TEXTS = st.sampled_from(["A", "B", "", "  ", "long text"])
@@ -154,9 +170,16 @@ events:
   - {code_from: what, time: {column: days, unit: d, since: at}}
 """
 CSV_COLUMNS = {
-    "who": IDS, "at": DATES, "born": DATES, "died": DATES, "sex": TEXTS, "number": NUMBERS, "unit": TEXTS,
-    "what": TEXTS, "days": NUMBERS,
-}  # fmt: skip
+    "who": IDS,
+    "at": DATES,
+    "born": DATES,
+    "died": DATES,
+    "sex": TEXTS,
+    "number": NUMBERS,
+    "unit": TEXTS,
+    "what": TEXTS,
+    "days": NUMBERS,
+}
 
 
 @DIRTY
@@ -172,9 +195,14 @@ def test_a_flat_table_of_dirt_adds_up(data: st.DataObject) -> None:
 
 
 OMOP_COLUMNS = {
-    "person_id": IDS, "measurement_concept_id": IDS, "measurement_date": DATES, "value_as_number": NUMBERS,
-    "value_as_concept_id": IDS, "operator_concept_id": IDS, "visit_occurrence_id": IDS,
-}  # fmt: skip
+    "person_id": IDS,
+    "measurement_concept_id": IDS,
+    "measurement_date": DATES,
+    "value_as_number": NUMBERS,
+    "value_as_concept_id": IDS,
+    "operator_concept_id": IDS,
+    "visit_occurrence_id": IDS,
+}
 
 
 @DIRTY

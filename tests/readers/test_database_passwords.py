@@ -63,6 +63,10 @@ def test_the_driver_gets_host_and_password_apart(password: str, encoded: bool) -
         patch.setattr(ibis.postgres, "connect", lambda **words: given_to.update(words))
         connect(f"postgres://me:{text}@db.example.org:5433/cdm?schema=omop")
     assert given_to == {
-        "user": "me", "password": password, "host": "db.example.org", "port": 5433, "database": "cdm",
+        "user": "me",
+        "password": password,
+        "host": "db.example.org",
+        "port": 5433,
+        "database": "cdm",
         "schema": "omop",
-    }  # fmt: skip
+    }

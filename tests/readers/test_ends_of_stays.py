@@ -104,13 +104,21 @@ def test_an_earlier_import_is_put_right_when_it_is_read(tmp_path: Path) -> None:
     """Its dates are at the ends of their days, and starts of visits at midnight."""
     born, died = dt.datetime(2015, 1, 1, 8), dt.datetime(2015, 1, 7, 14)
     rows = [
-        (dt.datetime(2015, 1, 1), "VISIT"), (born, "MEDS_BIRTH"), (died, "MEDS_DEATH"),
-        (died + SECOND, "LATE"), (END_OF_DAY, "BY_DAY"), (END_OF_DAY + DAY, "NEXT_DAY"),
-    ]  # fmt: skip
-    table = pa.table({
-        "subject_id": [1] * 6, "time": pa.array([at for at, _ in rows], pa.timestamp("us")),
-        "code": [code for _, code in rows], "numeric_value": pa.nulls(6, pa.float32()),
-    })  # fmt: skip
+        (dt.datetime(2015, 1, 1), "VISIT"),
+        (born, "MEDS_BIRTH"),
+        (died, "MEDS_DEATH"),
+        (died + SECOND, "LATE"),
+        (END_OF_DAY, "BY_DAY"),
+        (END_OF_DAY + DAY, "NEXT_DAY"),
+    ]
+    table = pa.table(
+        {
+            "subject_id": [1] * 6,
+            "time": pa.array([at for at, _ in rows], pa.timestamp("us")),
+            "code": [code for _, code in rows],
+            "numeric_value": pa.nulls(6, pa.float32()),
+        }
+    )
     (tmp_path / "data").mkdir()
     pq.write_table(table, tmp_path / "data/0.parquet")
     reader = MedsReader(tmp_path)
@@ -187,11 +195,17 @@ def test_a_bill_is_known_at_the_end_of_a_long_stay(visit: Row, written: dt.datet
 def visit(number: int, person: int, concept: int = 9201, start: str = "02 10:00:00", **more: Any) -> Row:
     end = "2015-01-07 14:30:00"
     return {
-        "visit_occurrence_id": number, "person_id": person, "visit_concept_id": concept,
-        "visit_start_date": f"2015-01-{start[:2]}", "visit_start_datetime": f"2015-01-{start}",
-        "visit_end_date": end[:10], "visit_end_datetime": end,
-        "discharged_to_concept_id": None, "discharge_to_source_value": None, **more,
-    }  # fmt: skip
+        "visit_occurrence_id": number,
+        "person_id": person,
+        "visit_concept_id": concept,
+        "visit_start_date": f"2015-01-{start[:2]}",
+        "visit_start_datetime": f"2015-01-{start}",
+        "visit_end_date": end[:10],
+        "visit_end_datetime": end,
+        "discharged_to_concept_id": None,
+        "discharge_to_source_value": None,
+        **more,
+    }
 
 
 def persons(n: int) -> list[Row]:
@@ -209,16 +223,26 @@ def times_of(meds: Path, code: str) -> dict[int, list[dt.datetime]]:
 def test_omop_discharges(tmp_path: Path) -> None:
     """Classes and ways of leaving are read by concept, by number and by word, without a vocabulary."""
     visits = [
-        visit(1, 1), visit(2, 2, discharged_to_concept_id=8536), visit(3, 3, 9202, "07 10:00:00"),
-        visit(4, 4, 9203, "07 10:00:00"), visit(5, 5, discharge_to_source_value="EXPIRED"),
-        visit(6, 6, discharged_to_concept_id=4216643), visit(7, 7, 32037, "07 10:00:00"),
-    ]  # fmt: skip
+        visit(1, 1),
+        visit(2, 2, discharged_to_concept_id=8536),
+        visit(3, 3, 9202, "07 10:00:00"),
+        visit(4, 4, 9203, "07 10:00:00"),
+        visit(5, 5, discharge_to_source_value="EXPIRED"),
+        visit(6, 6, discharged_to_concept_id=4216643),
+        visit(7, 7, 32037, "07 10:00:00"),
+    ]
     deaths = [{"person_id": i, "death_date": "2015-01-07", "death_datetime": None} for i in (1, 2, 3, 4, 7)]
     tables = {"person": persons(7), "visit_occurrence": visits, "death": deaths}
     report = import_omop(str(write_csv(tables, tmp_path / "x")), tmp_path / "meds")
     assert times_of(tmp_path / "meds", "MEDS_DEATH") == {
-        1: [OUT], 2: [END_OF_DAY], 3: [END_OF_DAY], 4: [OUT], 5: [OUT], 6: [OUT], 7: [OUT],
-    }  # fmt: skip
+        1: [OUT],
+        2: [END_OF_DAY],
+        3: [END_OF_DAY],
+        4: [OUT],
+        5: [OUT],
+        6: [OUT],
+        7: [OUT],
+    }
     assert (report.counts["death_at_discharge"], report.counts["stated_death"]) == (3, 2)
 
 
@@ -226,10 +250,16 @@ def test_omop_discharges(tmp_path: Path) -> None:
 def test_omop_conditions_are_known_when_they_were_written(known: Any, tmp_path: Path) -> None:
     kinds = {1: 32817, 2: 32821, 3: 38000184, 4: 32853, 5: 44786629, 6: 32840}
     conditions = [
-        {"person_id": 1, "condition_concept_id": i, "condition_start_date": "2015-01-03",
-         "condition_start_datetime": "2015-01-03 09:00:00", "condition_type_concept_id": kind, "visit_occurrence_id": 1}
+        {
+            "person_id": 1,
+            "condition_concept_id": i,
+            "condition_start_date": "2015-01-03",
+            "condition_start_datetime": "2015-01-03 09:00:00",
+            "condition_type_concept_id": kind,
+            "visit_occurrence_id": 1,
+        }
         for i, kind in kinds.items()
-    ]  # fmt: skip
+    ]
     onset = {**conditions[0], "condition_concept_id": 7, "condition_start_date": "2010-05-01"}
     undated = {**onset, "condition_concept_id": 8, "condition_start_date": None}
     rows = [*conditions, *({**row, "condition_start_datetime": None} for row in (onset, undated))]
@@ -244,11 +274,17 @@ def test_omop_conditions_are_known_when_they_were_written(known: Any, tmp_path: 
 
 def test_omop_details_are_parts(tmp_path: Path) -> None:
     details = [
-        {"person_id": 1, "visit_detail_concept_id": concept, "visit_occurrence_id": 1,
-         "visit_detail_start_date": "2015-01-03", "visit_detail_start_datetime": f"2015-01-03 {hour}:00:00",
-         "visit_detail_end_date": "2015-01-04", "visit_detail_end_datetime": "2015-01-04 10:00:00"}
+        {
+            "person_id": 1,
+            "visit_detail_concept_id": concept,
+            "visit_occurrence_id": 1,
+            "visit_detail_start_date": "2015-01-03",
+            "visit_detail_start_datetime": f"2015-01-03 {hour}:00:00",
+            "visit_detail_end_date": "2015-01-04",
+            "visit_detail_end_datetime": "2015-01-04 10:00:00",
+        }
         for concept, hour in ((9201, 10), (8870, 11), (32037, 12))
-    ]  # fmt: skip
+    ]
     tables = {"person": persons(1), "visit_occurrence": [visit(1, 1)], "visit_detail": details}
     import_omop(str(write_csv(tables, tmp_path / "x")), tmp_path / "meds")
     codes = Counter(row[2].removeprefix("OMOP//") for row in meds_rows(tmp_path / "meds") if row[1] is not None)
@@ -273,8 +309,13 @@ def test_a_moment_far_from_its_own_date_loses(table: str, tmp_path: Path) -> Non
         {"person_id": i, concept: 5, f"{stem}_date": "2015-01-07", f"{stem}_datetime": moment}
         for i, moment in enumerate(moments, 1)
     ]
-    tables = {"person": persons(4), "visit_occurrence": [visit(i, i, 9202, "02 10:00:00",
-              visit_end_datetime=None, visit_end_date="2015-01-02") for i in range(1, 5)], table: rows}  # fmt: skip
+    tables = {
+        "person": persons(4),
+        "visit_occurrence": [
+            visit(i, i, 9202, "02 10:00:00", visit_end_datetime=None, visit_end_date="2015-01-02") for i in range(1, 5)
+        ],
+        table: rows,
+    }
     report = import_omop(str(write_csv(tables, tmp_path / "x")), tmp_path / "meds")
     found = times_of(tmp_path / "meds", "MEDS_DEATH" if table == "death" else "OMOP//5")
     read = [dt.datetime.fromisoformat(moment) for moment in moments[1:3]]

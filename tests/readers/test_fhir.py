@@ -22,45 +22,118 @@ from reference.plain_fhir import plain_rows
 WHITE = {"url": "ombCategory", "valueCoding": {"code": "2106-3", "display": "White"}}
 ANNA, STAY = refer("Patient", "anna"), refer("Encounter", "s1")
 PEOPLE = [
-    of("Patient", id="anna", gender="female", birthDate="1950-03-01", deceasedDateTime="2012-07-01T10:00:00+02:00",
-       extension=[{"url": US_RACE, "extension": [WHITE]}]),
+    of(
+        "Patient",
+        id="anna",
+        gender="female",
+        birthDate="1950-03-01",
+        deceasedDateTime="2012-07-01T10:00:00+02:00",
+        extension=[{"url": US_RACE, "extension": [WHITE]}],
+    ),
     of("Patient", id="ben", gender="male", birthDate="1960"),
-]  # fmt: skip
+]
 CARE = [
-    of("Encounter", id="s1", subject=ANNA, status="finished", class_={"code": "IMP"}, type=[concept("32485007")],
-       period={"start": "2011-05-03T08:00:00Z", "end": "2011-05-03T18:00:00Z"}),
+    of(
+        "Encounter",
+        id="s1",
+        subject=ANNA,
+        status="finished",
+        class_={"code": "IMP"},
+        type=[concept("32485007")],
+        period={"start": "2011-05-03T08:00:00Z", "end": "2011-05-03T18:00:00Z"},
+    ),
     of("Condition", subject=ANNA, encounter=STAY, onsetDateTime="2011-05-03", code=concept("44054006")),
-    of("Condition", subject=ANNA, encounter=STAY, onsetDateTime="2009", recordedDate="2011-05-03T09:00:00Z",
-       code=concept("38341003")),
-    of("Procedure", subject=ANNA, encounter=STAY, performedPeriod={"start": "2011-05-03T10:00:00Z"},
-       code=concept("80146002")),
-    of("Observation", subject=ANNA, encounter=STAY, effectiveDateTime="2011-05-03T11:00:00Z",
-       code=concept("4548-4", LOINC, "HbA1c"), valueQuantity={"value": 7.25, "unit": "percent", "code": "%"}),
-    of("Observation", subject=ANNA, issued="2011-05-03T11:30:00Z", code=concept("85354-9", LOINC), component=[
-        {"code": concept("8480-6", LOINC), "valueQuantity": {"value": 120, "unit": "mm[Hg]"}},
-        {"code": concept("8462-4", LOINC), "valueQuantity": {"value": 80, "unit": "mm[Hg]"}}]),
-    of("Observation", subject=ANNA, effectiveDateTime="2011-06-01T09:00:00Z", code=concept("72166-2", LOINC, "Smoking"),
-       valueCodeableConcept=concept("266919005", display="Never smoked")),
+    of(
+        "Condition",
+        subject=ANNA,
+        encounter=STAY,
+        onsetDateTime="2009",
+        recordedDate="2011-05-03T09:00:00Z",
+        code=concept("38341003"),
+    ),
+    of(
+        "Procedure",
+        subject=ANNA,
+        encounter=STAY,
+        performedPeriod={"start": "2011-05-03T10:00:00Z"},
+        code=concept("80146002"),
+    ),
+    of(
+        "Observation",
+        subject=ANNA,
+        encounter=STAY,
+        effectiveDateTime="2011-05-03T11:00:00Z",
+        code=concept("4548-4", LOINC, "HbA1c"),
+        valueQuantity={"value": 7.25, "unit": "percent", "code": "%"},
+    ),
+    of(
+        "Observation",
+        subject=ANNA,
+        issued="2011-05-03T11:30:00Z",
+        code=concept("85354-9", LOINC),
+        component=[
+            {"code": concept("8480-6", LOINC), "valueQuantity": {"value": 120, "unit": "mm[Hg]"}},
+            {"code": concept("8462-4", LOINC), "valueQuantity": {"value": 80, "unit": "mm[Hg]"}},
+        ],
+    ),
+    of(
+        "Observation",
+        subject=ANNA,
+        effectiveDateTime="2011-06-01T09:00:00Z",
+        code=concept("72166-2", LOINC, "Smoking"),
+        valueCodeableConcept=concept("266919005", display="Never smoked"),
+    ),
     of("Medication", id="m1", code=concept("314076", RXNORM, "lisinopril")),
-    of("MedicationRequest", subject=ANNA, authoredOn="2011-06-01T09:05:00Z",
-       medicationReference=refer("Medication", "m1")),
-    of("MedicationStatement", subject=refer("Patient", "ben"), effectivePeriod={"start": "2011-07"},
-       medicationCodeableConcept=concept("1191", RXNORM)),
-    of("MedicationAdministration", subject=ANNA, context=STAY, effectiveDateTime="2011-05-03T12:00:00Z",
-       medicationCodeableConcept=concept("1191", RXNORM)),
-    of("Immunization", patient=ANNA, occurrenceDateTime="2011-10-01T09:00:00Z",
-       vaccineCode=concept("140", "http://hl7.org/fhir/sid/cvx")),
+    of(
+        "MedicationRequest",
+        subject=ANNA,
+        authoredOn="2011-06-01T09:05:00Z",
+        medicationReference=refer("Medication", "m1"),
+    ),
+    of(
+        "MedicationStatement",
+        subject=refer("Patient", "ben"),
+        effectivePeriod={"start": "2011-07"},
+        medicationCodeableConcept=concept("1191", RXNORM),
+    ),
+    of(
+        "MedicationAdministration",
+        subject=ANNA,
+        context=STAY,
+        effectiveDateTime="2011-05-03T12:00:00Z",
+        medicationCodeableConcept=concept("1191", RXNORM),
+    ),
+    of(
+        "Immunization",
+        patient=ANNA,
+        occurrenceDateTime="2011-10-01T09:00:00Z",
+        vaccineCode=concept("140", "http://hl7.org/fhir/sid/cvx"),
+    ),
     of("AllergyIntolerance", patient=refer("Patient", "ben"), recordedDate="2011-08-01", code=concept("2191", RXNORM)),
-    of("DiagnosticReport", subject=ANNA, effectiveDateTime="2011-05-03T13:00:00Z", code=concept("58410-2", LOINC),
-       conclusionCode=[concept("271737000")]),
-    of("Claim", patient=ANNA, created="2011-05-20", billablePeriod={"start": "2011-05-03", "end": "2011-05-04"},
-       diagnosis=[{"diagnosisCodeableConcept": concept("E11.9", "http://hl7.org/fhir/sid/icd-10-cm")}],
-       item=[{"encounter": [STAY]}]),
+    of(
+        "DiagnosticReport",
+        subject=ANNA,
+        effectiveDateTime="2011-05-03T13:00:00Z",
+        code=concept("58410-2", LOINC),
+        conclusionCode=[concept("271737000")],
+    ),
+    of(
+        "Claim",
+        patient=ANNA,
+        created="2011-05-20",
+        billablePeriod={"start": "2011-05-03", "end": "2011-05-04"},
+        diagnosis=[{"diagnosisCodeableConcept": concept("E11.9", "http://hl7.org/fhir/sid/icd-10-cm")}],
+        item=[{"encounter": [STAY]}],
+    ),
     of("ExplanationOfBenefit", patient=ANNA, created="2011-05-20"),
-    of("ImagingStudy", subject=ANNA, started="2011-05-03T15:00:00Z",
-       series=[{"modality": {"system": "http://dicom.nema.org/resources/ontology/DCM", "code": "CT"}}]),
+    of(
+        "ImagingStudy",
+        subject=ANNA,
+        started="2011-05-03T15:00:00Z",
+        series=[{"modality": {"system": "http://dicom.nema.org/resources/ontology/DCM", "code": "CT"}}],
+    ),
     of("CarePlan", subject=ANNA),
-]  # fmt: skip
+]
 RECORDS = [*PEOPLE, *CARE]
 
 
@@ -131,19 +204,27 @@ KNOWN = {  # what a Condition of the stay on 3 May 2011 from 08:00 to 18:00 says
     "onset on the day": ({"onsetDateTime": "2011-05-03"}, STAY_ENDS, True),
     "onset in the stay": ({"onsetPeriod": {"start": "2011-05-03T10:00:00Z"}}, "2011-05-03 10:00:00", True),
     "recorded in the stay": (
-        {"onsetDateTime": "2009-03-01", "recordedDate": "2011-05-03T09:00:00Z"}, "2011-05-03 09:00:00", True,
+        {"onsetDateTime": "2009-03-01", "recordedDate": "2011-05-03T09:00:00Z"},
+        "2011-05-03 09:00:00",
+        True,
     ),
     "recorded long after": (
-        {"onsetDateTime": "2011-05-03", "recordedDate": "2012-01-01T10:00:00Z"}, "2012-01-01 10:00:00", False,
+        {"onsetDateTime": "2011-05-03", "recordedDate": "2012-01-01T10:00:00Z"},
+        "2012-01-01 10:00:00",
+        False,
     ),
     "recorded in a later month": (
-        {"onsetDateTime": "2011-05-03", "recordedDate": "2011-06"}, "2011-06-30 23:59:59", False,
+        {"onsetDateTime": "2011-05-03", "recordedDate": "2011-06"},
+        "2011-06-30 23:59:59",
+        False,
     ),
     "recorded before the onset": (
-        {"onsetDateTime": "2011-05-03T10:00:00Z", "recordedDate": "2011-05-01"}, "2011-05-03 10:00:00", True,
+        {"onsetDateTime": "2011-05-03T10:00:00Z", "recordedDate": "2011-05-01"},
+        "2011-05-03 10:00:00",
+        True,
     ),
     "only recorded": ({"recordedDate": "2011-05-03T09:30:00Z"}, "2011-05-03 09:30:00", True),
-}  # fmt: skip
+}
 
 
 def known(told: dict[str, Any], stay: Any = STAY) -> list[tuple[str, bool]]:
@@ -296,11 +377,7 @@ def test_a_line_that_is_too_long_is_counted_in_parts_and_the_others_are_read(
     [
         (None, b"", "holds no .ndjson and no .json file"),
         ("Ann_Name.json", b'{"resourceType": "Bundle"', "file 1 of 1 in order of their names: cannot be read"),
-        (
-            "Ann_Name.json.gz",
-            gzip.compress(b"{}", mtime=0)[:-9],
-            "file 1 of 1 in order of their names: cannot be read",
-        ),
+        ("Ann_Name.json.gz", gzip.compress(b"{}", mtime=0)[:-9], "file 1 of 1 in order of their names: cannot be read"),
         (
             "Patient.ndjson.gz",
             gzip.compress(b'{"resourceType": "Patient"}\n' * 99, mtime=0)[:-30],

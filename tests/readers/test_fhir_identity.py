@@ -27,8 +27,15 @@ END = datetime(2018, 1, 5, 12)
 
 def lab(value: Any, name: str | None = "o1", when: str = "2018-01-02T08:00:00Z", **more: Any) -> Resource:
     quantity = value if isinstance(value, dict) else {"valueQuantity": {"value": value}}
-    return of("Observation", id=name, subject=refer("Patient", "anna"), effectiveDateTime=when,
-              code=concept("2345-7", LOINC), **quantity, **more)  # fmt: skip
+    return of(
+        "Observation",
+        id=name,
+        subject=refer("Patient", "anna"),
+        effectiveDateTime=when,
+        code=concept("2345-7", LOINC),
+        **quantity,
+        **more,
+    )
 
 
 def condition(**more: Any) -> Resource:
@@ -62,15 +69,27 @@ DELETED = {"resourceType": "Bundle", "type": "transaction", "entry": [DELETE]}
         ([lab(50, meta=version(2)), lab(500, meta=version(1))], [50.0], {"older_version": 1}),
         ([lab(50, meta={"versionId": "9"}), lab(500, meta={"versionId": "10"})], [500.0], {"older_version": 1}),
         ([lab(50), lab(500)], [500.0], {"older_version": 1}),
-        ([lab(50, meta=version(1)), lab(5, meta=version(2), status="entered-in-error")], [],
-         {"older_version": 1, "not_done": 1}),
+        (
+            [lab(50, meta=version(1)), lab(5, meta=version(2), status="entered-in-error")],
+            [],
+            {"older_version": 1, "not_done": 1},
+        ),
         ([lab(50), DELETED], [], {"withdrawn": 1}),
-        ([lab(50), history({**DELETE, "response": {"lastModified": "2019-01-03T00:00:00Z"}},
-                           {"resource": lab(40, meta=version(1))})], [], {"withdrawn": 2}),
+        (
+            [
+                lab(50),
+                history(
+                    {**DELETE, "response": {"lastModified": "2019-01-03T00:00:00Z"}},
+                    {"resource": lab(40, meta=version(1))},
+                ),
+            ],
+            [],
+            {"withdrawn": 2},
+        ),
         ([history({"resource": lab(500)}, {"resource": lab(50)})], [500.0], {"older_version": 1}),
         ([lab(50, None), lab(500, None)], [50.0, 500.0], {}),
     ],
-)  # fmt: skip
+)
 def test_the_newest_version_of_a_resource_counts(told: list[Any], kept: list[float], reasons: dict[str, int]) -> None:
     rows, report = read(ANNA, STAY, *told)
     assert values(rows) == kept
@@ -123,8 +142,13 @@ def test_the_same_id_on_two_servers_is_two_patients() -> None:
 def test_a_condition_is_known_by_the_end_of_its_encounter_whoever_names_the_other(path: str, onset: str | None) -> None:
     told = refer("Condition", "c1")
     links = {"diagnosis": [{"condition": told}], "reasonReference": [told]}
-    later = of("Encounter", id="s2", subject=refer("Patient", "anna"), diagnosis=[{"condition": told}],
-               period={"start": "2020-01-01T10:00:00Z", "end": "2020-01-02T10:00:00Z"})  # fmt: skip
+    later = of(
+        "Encounter",
+        id="s2",
+        subject=refer("Patient", "anna"),
+        diagnosis=[{"condition": told}],
+        period={"start": "2020-01-01T10:00:00Z", "end": "2020-01-02T10:00:00Z"},
+    )
     own = {"encounter": refer("Encounter", "s1")} if path == "encounter" else {}
     stay = {**STAY, path: links[path]} if path in links else STAY
     rows, report = read(ANNA, later, stay, condition(onsetDateTime=onset, **own))
@@ -137,10 +161,14 @@ def test_a_condition_is_known_by_the_end_of_its_encounter_whoever_names_the_othe
     "resource",
     [
         of("Procedure", subject=refer("Patient", "anna"), encounter=refer("Encounter", "s1"), code=concept("7")),
-        of("MedicationDispense", subject=refer("Patient", "anna"), context=refer("Encounter", "s1"),
-           medicationCodeableConcept=concept("7")),
+        of(
+            "MedicationDispense",
+            subject=refer("Patient", "anna"),
+            context=refer("Encounter", "s1"),
+            medicationCodeableConcept=concept("7"),
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_has_an_encounter_and_no_date_stands_at_its_end(resource: Resource) -> None:
     rows, _ = read(ANNA, STAY, resource)
     assert [row["time"] for row in rows if row["code"] == "SNOMED//7"] == [END]

@@ -128,9 +128,18 @@ def test_parts_of_a_stay_are_no_stays_but_those_of_another_class_are() -> None:
 
 @pytest.mark.parametrize(
     ("coding", "died"),
-    [("exp", True), ("20", True), ("371828006", True), ("DEAD/EXPIRED", True), ("home", False), ("01", False),
-     ("oth", None), ("30", None), (None, None)],
-)  # fmt: skip
+    [
+        ("exp", True),
+        ("20", True),
+        ("371828006", True),
+        ("DEAD/EXPIRED", True),
+        ("home", False),
+        ("01", False),
+        ("oth", None),
+        ("30", None),
+        (None, None),
+    ],
+)
 @pytest.mark.parametrize("holder", ["hospitalization", "admission"])
 def test_a_discharge_says_whether_a_stay_ended_with_a_death(coding: str | None, died: bool | None, holder: str) -> None:
     said = {holder: {"dischargeDisposition": {"coding": [{"code": coding}]}}} if coding else {}
@@ -144,10 +153,16 @@ def test_resources_inside_another_one_are_read_or_counted() -> None:
     inside = [lab("", id="r1", subject=None, valueInteger=5), of("Specimen", id="s"), condition(id="c", subject=None)]
     held = {"subject": refer("Patient", "anna"), "contained": inside, "encounter": refer("Encounter", "s1")}
     reports = [
-        of("DiagnosticReport", id=name, code=concept("24323-8", LOINC), **held,
-           effectiveDateTime=f"2018-01-0{day}T08:00:00Z", issued=f"2018-01-0{day}T09:00:00Z")
+        of(
+            "DiagnosticReport",
+            id=name,
+            code=concept("24323-8", LOINC),
+            **held,
+            effectiveDateTime=f"2018-01-0{day}T08:00:00Z",
+            issued=f"2018-01-0{day}T09:00:00Z",
+        )
         for day, name in ((2, "one"), (3, "two"))
-    ]  # fmt: skip
+    ]
     rows, report = read(stay(), *reports)
     assert times(rows, "LOINC//2345-7") == [datetime(2018, 1, 2, 9), datetime(2018, 1, 3, 9)]
     assert times(rows, "SNOMED") == [datetime(2018, 1, 2, 9), datetime(2018, 1, 3, 9)]
@@ -166,10 +181,19 @@ def ruled_out(certainty: str) -> Resource:
 
 def test_what_was_ruled_out_or_declined_did_not_happen() -> None:
     when = {"recordedDate": "2018-01-02T10:00:00Z"}
-    given = of("MedicationDispense", subject=refer("Patient", "anna"), whenPrepared="2018-01-02T10:00:00Z",
-               medicationCodeableConcept=concept("1", RXNORM), status="declined")  # fmt: skip
-    bill = of("Claim", patient=refer("Patient", "anna"), created="2018-01-03",
-              diagnosis=[{"diagnosisCodeableConcept": ruled_out(one)} for one in "AG"])  # fmt: skip
+    given = of(
+        "MedicationDispense",
+        subject=refer("Patient", "anna"),
+        whenPrepared="2018-01-02T10:00:00Z",
+        medicationCodeableConcept=concept("1", RXNORM),
+        status="declined",
+    )
+    bill = of(
+        "Claim",
+        patient=refer("Patient", "anna"),
+        created="2018-01-03",
+        diagnosis=[{"diagnosisCodeableConcept": ruled_out(one)} for one in "AG"],
+    )
     absent = condition(verificationStatus=concept("410516002"), **when)
     rows, report = read(*(condition(code=ruled_out(one), **when) for one in "GAV"), absent, given, bill)
     assert len(times(rows, "ICD10GM//I50.1")) == 2
@@ -281,7 +305,12 @@ def test_one_id_on_two_servers_is_two_people(tmp_path: Path) -> None:
 
 
 def test_references_by_identifier_are_named(tmp_path: Path) -> None:
-    (tmp_path / "all.ndjson").write_text("\n".join(map(json.dumps, [
-        ANNA, stay(), condition(subject={"identifier": {"system": "http://h.example", "value": "7"}}),
-    ])))  # fmt: skip
+    (tmp_path / "all.ndjson").write_text(
+        "\n".join(
+            map(
+                json.dumps,
+                [ANNA, stay(), condition(subject={"identifier": {"system": "http://h.example", "value": "7"}})],
+            )
+        )
+    )
     assert "identifier" in refused("import", "fhir", tmp_path / "all.ndjson", tmp_path / "meds")

@@ -282,9 +282,13 @@ events:
         "2012-05-01 10": None,  # without an end, the stay may go on
     }
     error = refused(
-        "import", "csv", tmp_path / "stays.csv", "--map",
-        write_map(tmp_path, table_map.replace("start: admitted, ", "")), tmp_path / "other",
-    )  # fmt: skip
+        "import",
+        "csv",
+        tmp_path / "stays.csv",
+        "--map",
+        write_map(tmp_path, table_map.replace("start: admitted, ", "")),
+        tmp_path / "other",
+    )
     assert "encounter: has an end, and no start" in error
 
 

@@ -216,10 +216,15 @@ def test_shifted_records_keep_their_ends_and_a_wrong_date_opens_none(tmp_path: P
 
 def test_sex_is_known_without_concepts_and_no_family_is_mixed(tmp_path: Path) -> None:
     persons = [
-        {"person_id": i, "year_of_birth": 1950, "gender_concept_id": g, "race_concept_id": 8527,
-         "ethnicity_concept_id": 38003563}
+        {
+            "person_id": i,
+            "year_of_birth": 1950,
+            "gender_concept_id": g,
+            "race_concept_id": 8527,
+            "ethnicity_concept_id": 38003563,
+        }
         for i, g in enumerate([8507, 8532])
-    ]  # fmt: skip
+    ]
     events = [{"person_id": i, "condition_concept_id": 77, "condition_start_date": "2010-01-01"} for i in range(2)]
     tables: Tables = {"person": persons, "condition_occurrence": events}
     import_omop(str(write_csv(tables, tmp_path / "csv")), tmp_path / "meds")

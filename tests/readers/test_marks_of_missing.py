@@ -47,9 +47,13 @@ def codes(meds: Path) -> Counter[str]:
 @pytest.mark.parametrize("form", ["csv", "parquet"])
 def test_marks_of_missing(mark: str, form: str, tmp_path: Path) -> None:
     columns = {
-        "id": ["1", "2", mark], "t": ["2015-01-05 10:00"] * 3, "sex": ["F", mark, "F"],
-        "dx": [mark, "I10", "I10"], "lab": ["7", mark, "8"], "unit": [mark, "g", "g"],
-    }  # fmt: skip
+        "id": ["1", "2", mark],
+        "t": ["2015-01-05 10:00"] * 3,
+        "sex": ["F", mark, "F"],
+        "dx": [mark, "I10", "I10"],
+        "lab": ["7", mark, "8"],
+        "unit": [mark, "g", "g"],
+    }
     if form == "csv":
         lines = [",".join(columns), *(",".join(row) for row in zip(*columns.values(), strict=True))]
         report = imported_text(tmp_path, "\n".join(lines) + "\n", MAP)

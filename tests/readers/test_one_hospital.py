@@ -137,11 +137,15 @@ def as_omop(people: Sequence[Patient], folder: Path) -> Path:
 
     def rows(stem: str, date: str, *kinds: str) -> list[dict[str, Any]]:
         return [
-            {"person_id": p.number, f"{stem}_concept_id": KINDS[f.kind][0], f"{date}_datetime": f.known,
-             "visit_occurrence_id": e.number}
+            {
+                "person_id": p.number,
+                f"{stem}_concept_id": KINDS[f.kind][0],
+                f"{date}_datetime": f.known,
+                "visit_occurrence_id": e.number,
+            }
             | ({"value_as_number": f.value, "unit_concept_id": 8751} if f.value is not None else {})
             for p, e, f in told_of(people, *kinds)
-        ]  # fmt: skip
+        ]
 
     tables: Tables = {
         "person": [
@@ -149,8 +153,13 @@ def as_omop(people: Sequence[Patient], folder: Path) -> Path:
             for p in people
         ],
         "visit_occurrence": [
-            {"visit_occurrence_id": e.number, "person_id": p.number, "visit_concept_id": 9201,
-             "visit_start_datetime": e.start, "visit_end_datetime": e.end}
+            {
+                "visit_occurrence_id": e.number,
+                "person_id": p.number,
+                "visit_concept_id": 9201,
+                "visit_start_datetime": e.start,
+                "visit_end_datetime": e.end,
+            }
             for p, e in stays
         ],
         "condition_occurrence": rows("condition", "condition_start", "sepsis", "diabetes"),
@@ -162,7 +171,7 @@ def as_omop(people: Sequence[Patient], folder: Path) -> Path:
             {"concept_id": i, "concept_name": f"{v} {c}", "vocabulary_id": v, "concept_code": c}
             for i, v, c in [*concepts, *KINDS.values()]
         ],
-    }  # fmt: skip
+    }
     return write_csv(tables, folder)
 
 
@@ -172,11 +181,16 @@ def as_synthea(people: Sequence[Patient], folder: Path) -> Path:
 
     def rows(date: str, *kinds: str) -> list[dict[str, Any]]:
         return [
-            {date: _utc(f.known), "PATIENT": f"patient-{p.number}", "ENCOUNTER": f"stay-{e.number}",
-             "CODE": KINDS[f.kind][2], "DESCRIPTION": f.kind}
+            {
+                date: _utc(f.known),
+                "PATIENT": f"patient-{p.number}",
+                "ENCOUNTER": f"stay-{e.number}",
+                "CODE": KINDS[f.kind][2],
+                "DESCRIPTION": f.kind,
+            }
             | ({"VALUE": f.value, "UNITS": "mg/L", "TYPE": "numeric"} if f.value is not None else {})
             for p, e, f in told_of(people, *kinds)
-        ]  # fmt: skip
+        ]
 
     tables: dict[str, list[dict[str, Any]]] = {
         "patients": [
@@ -184,8 +198,15 @@ def as_synthea(people: Sequence[Patient], folder: Path) -> Path:
             for p in people
         ],
         "encounters": [
-            {"Id": f"stay-{e.number}", "START": _utc(e.start), "STOP": _utc(e.end), "PATIENT": f"patient-{p.number}",
-             "ENCOUNTERCLASS": "inpatient", "CODE": "185347001", "DESCRIPTION": "Encounter for problem"}
+            {
+                "Id": f"stay-{e.number}",
+                "START": _utc(e.start),
+                "STOP": _utc(e.end),
+                "PATIENT": f"patient-{p.number}",
+                "ENCOUNTERCLASS": "inpatient",
+                "CODE": "185347001",
+                "DESCRIPTION": "Encounter for problem",
+            }
             for p, e in stays
         ],
         "conditions": rows("START", "sepsis", "diabetes"),
@@ -193,7 +214,7 @@ def as_synthea(people: Sequence[Patient], folder: Path) -> Path:
         "medications": rows("START", "drug"),
         "immunizations": rows("DATE", "vaccine"),
         "observations": rows("DATE", "crp"),
-    }  # fmt: skip
+    }
     folder.mkdir(parents=True)
     for name, rows_ in tables.items():
         write_table(folder / f"{name}.csv", rows_)
@@ -218,9 +239,15 @@ def as_fhir(people: Sequence[Patient], folder: Path) -> Path:
         )
         for e in p.encounters:
             resources.append(
-                of("Encounter", id=f"stay-{e.number}", subject=who, type=[concept("185347001")],
-                   class_={"code": "IMP"}, period={"start": _utc(e.start), "end": _utc(e.end)})
-            )  # fmt: skip
+                of(
+                    "Encounter",
+                    id=f"stay-{e.number}",
+                    subject=who,
+                    type=[concept("185347001")],
+                    class_={"code": "IMP"},
+                    period={"start": _utc(e.start), "end": _utc(e.end)},
+                )
+            )
             resources += [fhir_fact(fact, who, e) for fact in e.facts]
     return write_ndjson(resources, folder)
 
@@ -265,11 +292,22 @@ events:
 def as_csv(people: Sequence[Patient], folder: Path) -> Path:
     """The hospital as one flat table, with its map beside it."""
     rows = [
-        {"patient": f"patient-{p.number}", "born": p.born, "died": p.died, "sex": p.sex, "stay": f"stay-{e.number}",
-         "kind_of_stay": "inpatient", "admitted": e.start, "discharged": e.end, "time": f.known,
-         "lab": f.code if f.value is not None else "", "value": f.value, "code": "" if f.value is not None else f.code}
+        {
+            "patient": f"patient-{p.number}",
+            "born": p.born,
+            "died": p.died,
+            "sex": p.sex,
+            "stay": f"stay-{e.number}",
+            "kind_of_stay": "inpatient",
+            "admitted": e.start,
+            "discharged": e.end,
+            "time": f.known,
+            "lab": f.code if f.value is not None else "",
+            "value": f.value,
+            "code": "" if f.value is not None else f.code,
+        }
         for p, e, f in told_of(people, *KINDS)
-    ]  # fmt: skip
+    ]
     folder.mkdir(parents=True)
     write_table(folder / "hospital.csv", rows)
     (folder / "map.yaml").write_text(MAP)

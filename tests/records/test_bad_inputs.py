@@ -118,61 +118,181 @@ CASES = [
     Case(5, "float id", R, every_shard(column("subject_id", lambda c: c.cast(pa.float64()))), "type double"),
     Case(6, "null id", R, cell("subject_id", 7, None), "1 rows have no subject_id", row=7),
     Case(7, "null code", R, cell("code", 8, None), "1 rows have no code", row=8),
-    Case(7, "null code in a dictionary", R, column("code", lambda c: pa.array(
-        [None if n == 5 else x for n, x in enumerate(c.to_pylist())]).dictionary_encode()), "1 rows have no code",
-        row=5),
+    Case(
+        7,
+        "null code in a dictionary",
+        R,
+        column(
+            "code", lambda c: pa.array([None if n == 5 else x for n, x in enumerate(c.to_pylist())]).dictionary_encode()
+        ),
+        "1 rows have no code",
+        row=5,
+    ),
     Case(8, "empty code", R, cell("code", 9, ""), "empty or blank", row=9),
     Case(9, "string time", R, every_shard(column("time", lambda c: c.cast(pa.string()))), "'time' has type string"),
-    Case(10, "nanoseconds", F, every_shard(column("time", lambda c: c.cast(pa.timestamp("ns")))),
-         fixes={"time_unit": 161}, as_clean=True),
-    Case(10, "dates", F, every_shard(column("time", lambda c: c.cast(pa.date32()))), fixes={"time_unit": 161},
-         as_clean=True),
-    Case(10, "milliseconds beyond microseconds", F, together(
-        every_shard(column("time", lambda c: c.cast(pa.timestamp("ms")))), cell("time", 4, 2**62)),
-        fixes={"time_unit": 161, "bad_year": 1}),
+    Case(
+        10,
+        "nanoseconds",
+        F,
+        every_shard(column("time", lambda c: c.cast(pa.timestamp("ns")))),
+        fixes={"time_unit": 161},
+        as_clean=True,
+    ),
+    Case(
+        10,
+        "dates",
+        F,
+        every_shard(column("time", lambda c: c.cast(pa.date32()))),
+        fixes={"time_unit": 161},
+        as_clean=True,
+    ),
+    Case(
+        10,
+        "milliseconds beyond microseconds",
+        F,
+        together(every_shard(column("time", lambda c: c.cast(pa.timestamp("ms")))), cell("time", 4, 2**62)),
+        fixes={"time_unit": 161, "bad_year": 1},
+    ),
     Case(11, "time zone", R, every_shard(column("time", lambda c: c.cast(pa.timestamp("us", "UTC")))), "time_zone="),
-    Case(11, "time zone, clock named", F, every_shard(column("time", lambda c: c.cast(pa.timestamp("us", "UTC")))),
-         fixes={"time_zone": 161}, settings=("dialect.time_zone=America/New_York",)),
+    Case(
+        11,
+        "time zone, clock named",
+        F,
+        every_shard(column("time", lambda c: c.cast(pa.timestamp("us", "UTC")))),
+        fixes={"time_zone": 161},
+        settings=("dialect.time_zone=America/New_York",),
+    ),
     Case(12, "dictionary code", A, column("code", lambda c: c.dictionary_encode()), as_clean=True),
-    Case(13, "float64 value", F, every_shard(column("numeric_value", lambda c: c.cast(pa.float64()))),
-         fixes={"value_type": 30}, as_clean=True),
-    Case(13, "integer value", F, every_shard(column("numeric_value", lambda c: pa.array(
-        [None if x is None else 2**60 for x in c.to_pylist()], pa.int64()))), fixes={"value_type": 30}),
+    Case(
+        13,
+        "float64 value",
+        F,
+        every_shard(column("numeric_value", lambda c: c.cast(pa.float64()))),
+        fixes={"value_type": 30},
+        as_clean=True,
+    ),
+    Case(
+        13,
+        "integer value",
+        F,
+        every_shard(
+            column(
+                "numeric_value", lambda c: pa.array([None if x is None else 2**60 for x in c.to_pylist()], pa.int64())
+            )
+        ),
+        fixes={"value_type": 30},
+    ),
     Case(14, "types differ by shard", R, column("time", lambda c: c.cast(pa.timestamp("ns"))), "is timestamp["),
     Case(14, "value types differ", R, column("numeric_value", lambda c: c.cast(pa.float64())), "'numeric_value' is"),
-    Case(14, "string and integer widths differ", A, together(
-        column("code", lambda c: c.cast(pa.large_string())), column("subject_id", lambda c: c.cast(pa.int32()))),
-        as_clean=True),
-    Case(15, "extra and index columns", A, edit(lambda t: t.append_column("__index_level_0__", pa.array(range(len(t))))
-         .append_column("notes", pa.array([[{"a": TEXT}]] * len(t)))), as_clean=True),
-    Case(16, "list of codes", R, every_shard(column("code", lambda c: pa.array([[x] for x in c.to_pylist()]))),
-         "'code' has type list"),
+    Case(
+        14,
+        "string and integer widths differ",
+        A,
+        together(
+            column("code", lambda c: c.cast(pa.large_string())), column("subject_id", lambda c: c.cast(pa.int32()))
+        ),
+        as_clean=True,
+    ),
+    Case(
+        15,
+        "extra and index columns",
+        A,
+        edit(
+            lambda t: t.append_column("__index_level_0__", pa.array(range(len(t)))).append_column(
+                "notes", pa.array([[{"a": TEXT}]] * len(t))
+            )
+        ),
+        as_clean=True,
+    ),
+    Case(
+        16,
+        "list of codes",
+        R,
+        every_shard(column("code", lambda c: pa.array([[x] for x in c.to_pylist()]))),
+        "'code' has type list",
+    ),
     Case(17, "duplicate column", R, edit(lambda t: t.append_column("code", t["code"])), "'code' twice"),
     # identity
-    Case(18, "unsorted times", F, edit(lambda t: t.take([0, 1, 3, 2, *range(4, len(t))])), as_clean=True,
-         fixes={"unsorted": 1}),
-    Case(19, "scattered rows", F, edit(lambda t: t.take([*range(6), *range(7, len(t)), 6])),
-         fixes={"not_contiguous": 1}, as_clean=True),
+    Case(
+        18,
+        "unsorted times",
+        F,
+        edit(lambda t: t.take([0, 1, 3, 2, *range(4, len(t))])),
+        as_clean=True,
+        fixes={"unsorted": 1},
+    ),
+    Case(
+        19,
+        "scattered rows",
+        F,
+        edit(lambda t: t.take([*range(6), *range(7, len(t)), 6])),
+        fixes={"not_contiguous": 1},
+        as_clean=True,
+    ),
     Case(20, "subject in two shards", R, move_half_of_a_record, "a subject is in two shards"),
-    Case(21, "duplicate rows", F, edit(lambda t: t.take([0, 1, 2, 2, 2, *range(3, len(t))])), fixes={"duplicates": 2},
-         as_clean=True),
-    Case(22, "subject in two splits", R, edit(lambda t: pa.concat_tables([t, pa.table(
-        {"subject_id": [FIRST_ID], "split": ["tuning"]})]), SPLIT_FILE), "in two splits", predicts=False),
+    Case(
+        21,
+        "duplicate rows",
+        F,
+        edit(lambda t: t.take([0, 1, 2, 2, 2, *range(3, len(t))])),
+        fixes={"duplicates": 2},
+        as_clean=True,
+    ),
+    Case(
+        22,
+        "subject in two splits",
+        R,
+        edit(lambda t: pa.concat_tables([t, pa.table({"subject_id": [FIRST_ID], "split": ["tuning"]})]), SPLIT_FILE),
+        "in two splits",
+        predicts=False,
+    ),
     Case(23, "subject without a split", R, edit(lambda t: t.slice(1), SPLIT_FILE), "have no split", predicts=False),
-    Case(24, "split of an absent subject", F, edit(lambda t: pa.concat_tables([t, pa.table(
-        {"subject_id": [FIRST_ID + 99], "split": ["train"]})]), SPLIT_FILE), fixes={"absent_split": 1}, as_clean=True),
-    Case(25, "unknown split", R, column("split", lambda c: pa.array(["test", *c.to_pylist()[1:]]), SPLIT_FILE),
-         "unknown split", predicts=False),
+    Case(
+        24,
+        "split of an absent subject",
+        F,
+        edit(
+            lambda t: pa.concat_tables([t, pa.table({"subject_id": [FIRST_ID + 99], "split": ["train"]})]), SPLIT_FILE
+        ),
+        fixes={"absent_split": 1},
+        as_clean=True,
+    ),
+    Case(
+        25,
+        "unknown split",
+        R,
+        column("split", lambda c: pa.array(["test", *c.to_pylist()[1:]]), SPLIT_FILE),
+        "unknown split",
+        predicts=False,
+    ),
     # time
-    Case(26, "after the extraction", R, insert((1, day(400), "A")), "after the date of extraction", row=14,
-         settings=("data.extracted=2019-12-31",)),
+    Case(
+        26,
+        "after the extraction",
+        R,
+        insert((1, day(400), "A")),
+        "after the date of extraction",
+        row=14,
+        settings=("data.extracted=2019-12-31",),
+    ),
     Case(27, "year 1850", F, insert((1, dt.datetime(1850, 1, 1), "A")), fixes={"bad_year": 1}, as_clean=True),
-    Case(27, "year 9999", F, insert((1, dt.datetime(9999, 12, 31), "A")), fixes={"bad_year": 1}, as_clean=True,
-         settings=("data.extracted=2030-01-01",)),
-    Case(28, "before birth", F, insert((1, dt.datetime(1930, 1, 1), "A")), fixes={"before_birth": 1},
-         as_clean=True),
-    Case(29, "two births", R, insert((1, dt.datetime(1850, 1, 1), "A"), (1, dt.datetime(1950, 1, 2), "MEDS_BIRTH")),
-         "two births"),
+    Case(
+        27,
+        "year 9999",
+        F,
+        insert((1, dt.datetime(9999, 12, 31), "A")),
+        fixes={"bad_year": 1},
+        as_clean=True,
+        settings=("data.extracted=2030-01-01",),
+    ),
+    Case(28, "before birth", F, insert((1, dt.datetime(1930, 1, 1), "A")), fixes={"before_birth": 1}, as_clean=True),
+    Case(
+        29,
+        "two births",
+        R,
+        insert((1, dt.datetime(1850, 1, 1), "A"), (1, dt.datetime(1950, 1, 2), "MEDS_BIRTH")),
+        "two births",
+    ),
     Case(30, "no birth", A, only(lambda r: r["code"] != "MEDS_BIRTH"), "20 without a birth"),
     Case(31, "after death", F, insert((0, day(40), "A")), fixes={"after_death": 1}, as_clean=True),
     Case(32, "age over 120", F, cell("time", 1, dt.datetime(1850, 1, 1)), fixes={"old_age": 4}),
@@ -180,12 +300,25 @@ CASES = [
     Case(34, "only static rows", F, insert((-1, None, "SEX//F")), fixes={"static_only": 1}, as_clean=True),
     Case(35, "equal timestamps", A, insert(*((1, day(0), f"X//{n}") for n in range(50)))),
     Case(36, "29 February", A, insert((1, dt.datetime(2020, 2, 29, 23, 59), "A"))),
-    Case(37, "a gap of a century", A, together(
-        only(lambda r: r["code"] != "MEDS_BIRTH" or r["subject_id"] != FIRST_ID + 1),
-        insert((1, dt.datetime(1915, 5, 5), "A")))),
+    Case(
+        37,
+        "a gap of a century",
+        A,
+        together(
+            only(lambda r: r["code"] != "MEDS_BIRTH" or r["subject_id"] != FIRST_ID + 1),
+            insert((1, dt.datetime(1915, 5, 5), "A")),
+        ),
+    ),
     # values
-    *(Case(number, name, F, cell("numeric_value", 3, value), fixes={"bad_value": 1}) for number, name, value in (
-        (38, "NaN", float("nan")), (39, "+inf", float("inf")), (39, "-inf", float("-inf")), (40, "1e38", 1e38))),
+    *(
+        Case(number, name, F, cell("numeric_value", 3, value), fixes={"bad_value": 1})
+        for number, name, value in (
+            (38, "NaN", float("nan")),
+            (39, "+inf", float("inf")),
+            (39, "-inf", float("-inf")),
+            (40, "1e38", 1e38),
+        )
+    ),
     Case(41, "a code of 1 MB", R, cell("code", 4, "X" * 1_000_000), "over 1 MB", row=4),
     Case(41, "a code of 1 MB in 250,000 signs", R, cell("code", 4, "😀" * 250_000), "over 1 MB", row=4),
     Case(42, "emoji and right to left", A, new_code("DX//😀 שלום \u202e")),
@@ -197,34 +330,71 @@ CASES = [
     Case(46, "<script>", A, new_code("<script>alert(1)</script>")),
     Case(47, "text_value", A, edit(lambda t: t.append_column("text_value", pa.array([TEXT] * len(t)))), as_clean=True),
     # cohort
-    Case(48, "empty shard", A, lambda data: pq.write_table(pa.table(
-        {name: pa.nulls(0) for name in ("subject_id", "time", "code")}), data / "data/train/1.parquet"), as_clean=True),
+    Case(
+        48,
+        "empty shard",
+        A,
+        lambda data: pq.write_table(
+            pa.table({name: pa.nulls(0) for name in ("subject_id", "time", "code")}), data / "data/train/1.parquet"
+        ),
+        as_clean=True,
+    ),
     Case(49, "no subjects", R, every_shard(edit(lambda t: t.slice(0, 0))), "holds no subject"),
     Case(50, "one subject", A, one_subject, "1 train"),
     Case(51, "one visit", A, only(lambda r: r["code"] in ("A", "MEDS_DEATH"))),
     Case(53, "10,000 visits", A, insert(*((1, day(30 + n), "A") for n in range(10_000)))),
-    Case(54, "5,000 codes in a visit", A, insert(*((1, day(9), f"X//{n}") for n in range(5_000))),
-         as_clean=True),  # of one subject, beside its rare code: all are the one unknown code
+    Case(
+        54, "5,000 codes in a visit", A, insert(*((1, day(9), f"X//{n}") for n in range(5_000))), as_clean=True
+    ),  # of one subject, beside its rare code: all are the one unknown code
     Case(55, "no event of interest", A, every_shard(only(lambda r: r["code"] != "MEDS_DEATH")), "0 death"),
-    Case(56, "event at the index", F, insert(*((s, day(0), "OUT") for s in (1, 2))), "(−2)",
-         task=TASK.replace("MEDS_DEATH", "OUT"), predicts=False),
-    Case(57, "event after the censoring", F, insert((1, day(12), "END"), (1, day(25), "OUT"), (2, day(25), "OUT")),
-         fixes={"after_censoring": 1}, task=TASK.replace("MEDS_DEATH", "OUT") + "censoring: {code: END}\n",
-         predicts=False),
-    Case(60, "unknown cause", R, nothing, "no code of the data matches", predicts=False,
-         task=TASK.replace("MEDS_DEATH", "MEDS_DETH")),
+    Case(
+        56,
+        "event at the index",
+        F,
+        insert(*((s, day(0), "OUT") for s in (1, 2))),
+        "(−2)",
+        task=TASK.replace("MEDS_DEATH", "OUT"),
+        predicts=False,
+    ),
+    Case(
+        57,
+        "event after the censoring",
+        F,
+        insert((1, day(12), "END"), (1, day(25), "OUT"), (2, day(25), "OUT")),
+        fixes={"after_censoring": 1},
+        task=TASK.replace("MEDS_DEATH", "OUT") + "censoring: {code: END}\n",
+        predicts=False,
+    ),
+    Case(
+        60,
+        "unknown cause",
+        R,
+        nothing,
+        "no code of the data matches",
+        predicts=False,
+        task=TASK.replace("MEDS_DEATH", "MEDS_DETH"),
+    ),
     # files
     Case(61, "zero bytes", R, damage(lambda b: b""), "cannot be read as Parquet"),
     Case(62, "truncated", R, damage(lambda b: b[: len(b) // 2]), "cannot be read as Parquet"),
-    Case(63, "a flipped bit under a checksum", R, together(
-        edit(lambda t: t, write_page_checksum=True, compression="none"),
-        damage(lambda b: b.replace(b"LAB//X", b"LAB//Y", 1))), "cannot be read as Parquet"),
+    Case(
+        63,
+        "a flipped bit under a checksum",
+        R,
+        together(
+            edit(lambda t: t, write_page_checksum=True, compression="none"),
+            damage(lambda b: b.replace(b"LAB//X", b"LAB//Y", 1)),
+        ),
+        "cannot be read as Parquet",
+    ),
     Case(64, "a link out of the folder", R, link_out, "is a link out of the data set"),
     Case(64, "a linked folder", R, link_folder_out, "is a link to a folder"),
-    *(Case(64, f"a broken link at {place}", R, broken_link(place), "a link to a folder or to nothing", predicts=False)
-      for place in ("data/held_out", "data/held_out/0.parquet", SPLIT_FILE)),
+    *(
+        Case(64, f"a broken link at {place}", R, broken_link(place), "a link to a folder or to nothing", predicts=False)
+        for place in ("data/held_out", "data/held_out/0.parquet", SPLIT_FILE)
+    ),
     Case(64, "metadata that is a file", R, file_in_place("metadata"), "cannot be listed"),
-]  # fmt: skip
+]
 ELSEWHERE = {  # inputs that are no records: each has a test of its own below
     50: "test_one_subject_cannot_train",
     52: "test_an_empty_visit_has_a_finite_answer",
@@ -364,10 +534,15 @@ def test_a_vocabulary_that_is_not_the_models_is_refused(clean: Path, run: Path, 
 
 def test_a_label_of_an_unknown_cause_is_refused(run: Path) -> None:
     batch = VisitBatch.from_padded(
-        torch.tensor([[[2]]]), torch.ones(1, 1, 1, dtype=torch.bool), torch.tensor([[50.0]]), torch.tensor([[0.0]]),
-        torch.ones(1, 1, dtype=torch.bool), at_risk=torch.ones(1, 1, dtype=torch.bool),
-        duration_days=torch.tensor([[5.0]]), cause=torch.tensor([[2]]),
-    )  # fmt: skip
+        torch.tensor([[[2]]]),
+        torch.ones(1, 1, 1, dtype=torch.bool),
+        torch.tensor([[50.0]]),
+        torch.tensor([[0.0]]),
+        torch.ones(1, 1, dtype=torch.bool),
+        at_risk=torch.ones(1, 1, dtype=torch.bool),
+        duration_days=torch.tensor([[5.0]]),
+        cause=torch.tensor([[2]]),
+    )
     with pytest.raises(EhrseqError, match="one of 1 causes"):
         Run(run).model.loss(batch)
 

@@ -149,9 +149,13 @@ def test_encounters_count_by_the_rows_that_they_join() -> None:
 
     def content(*encounter: int) -> int:
         return Events(
-            subject_id=np.array([1, 1, 1, 2]), time_us=np.arange(4), code=np.zeros(4, np.int32), codes=("A",),
-            value=np.zeros(4, np.float32), encounter=np.array(encounter, np.int32),
-        ).content  # fmt: skip
+            subject_id=np.array([1, 1, 1, 2]),
+            time_us=np.arange(4),
+            code=np.zeros(4, np.int32),
+            codes=("A",),
+            value=np.zeros(4, np.float32),
+            encounter=np.array(encounter, np.int32),
+        ).content
 
     assert content(0, 1, 0, 2) == content(5, 3, 5, 0)
     assert len({content(0, 1, 0, 2), content(0, 1, 2, 2), content(0, 0, 0, 2), content(-1, 1, -1, 2)}) == 4

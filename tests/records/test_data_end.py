@@ -26,10 +26,15 @@ from helpers.command_line import ehrseq
 from helpers.meds import DAY_US, SPLITS, Row, record, us, write_meds
 
 START, LATE = us("2015-01-01"), us("2099-12-31")
-TASK = TaskConfig.model_validate({
-    "name": "t", "index": {"code": "A"}, "outcome": {"death": ["MEDS_DEATH"]}, "censoring": {"dataset_end": True},
-    "horizons": ["30d"],
-})  # fmt: skip
+TASK = TaskConfig.model_validate(
+    {
+        "name": "t",
+        "index": {"code": "A"},
+        "outcome": {"death": ["MEDS_DEATH"]},
+        "censoring": {"dataset_end": True},
+        "horizons": ["30d"],
+    }
+)
 
 
 def people(n: int = 40, days: int = 600) -> list[Row]:
@@ -238,9 +243,9 @@ def test_people_without_a_record_before_they_are_asked_are_counted(tmp_path: Pat
         *record(2, f"{birth}, 60 A, 90 B", start=START),  # seen after both
         *record(3, f"{birth}, 90 MEDS_DEATH", start=START),  # never seen: a death is no record of a visit
     ]
-    task = TASK.model_copy(update={
-        "index": TASK.index.model_validate({"age": "50y"}), "landmarks": (0.0, 30.0), "horizons": (60.0,),
-    })  # fmt: skip
+    task = TASK.model_copy(
+        update={"index": TASK.index.model_validate({"age": "50y"}), "landmarks": (0.0, 30.0), "horizons": (60.0,)}
+    )
     data = write_meds(tmp_path / "data", rows, splits={0: "train", 1: "train", 2: "held_out", 3: "held_out"})
     prepare(data, tmp_path / "set", study=load_study(None), tasks=[task])
     attrition = Prepared(tmp_path / "set").attrition("t")

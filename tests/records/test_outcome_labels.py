@@ -34,11 +34,17 @@ def prepared(folder: Path, rows: list[Row], *, blanking: float = 0.0, codes: str
     splits = {subject: SPLITS[0 if k % 4 < 2 else k % 4 - 1] for k, subject in enumerate(subjects)}
     data = write_meds(folder / "data", rows, splits=splits, shards=2)
     index = dt.datetime(1970, 1, 1) + dt.timedelta(microseconds=STARTS[1] + 3 * DAY_US)
-    task = TaskConfig.model_validate({
-        "name": "t", "index": {"date": str(index.date())},
-        "outcome": {"out": "OUT"}, "horizons": ["10d"], "landmarks": ["0d", "4d"], "blanking": blanking,
-        "outcomes": {"codes": [codes, "OUT"], "min_subjects": 5},
-    })  # fmt: skip
+    task = TaskConfig.model_validate(
+        {
+            "name": "t",
+            "index": {"date": str(index.date())},
+            "outcome": {"out": "OUT"},
+            "horizons": ["10d"],
+            "landmarks": ["0d", "4d"],
+            "blanking": blanking,
+            "outcomes": {"codes": [codes, "OUT"], "min_subjects": 5},
+        }
+    )
     study = StudyConfig.model_validate({"vocabulary": {"min_subjects": 1}})
     prepare(data, folder / "set", study=study, tasks=[task], processes=1)
     return Prepared(folder / "set")

@@ -212,10 +212,15 @@ def test_a_blank_encounter_is_none(kind: Any) -> None:
 
 
 def test_a_dated_birth_of_another_name_is_at_the_start_of_its_day(tmp_path: Path) -> None:
-    table = pa.table({
-        "subject_id": [1, 1], "time": pa.array([us("2010-01-01"), us("2010-01-01")], pa.timestamp("us")),
-        "code": ["MEDS_BIRTH//F", "A"], "numeric_value": pa.nulls(2, pa.float32()), "date_only": [True, True],
-    })  # fmt: skip
+    table = pa.table(
+        {
+            "subject_id": [1, 1],
+            "time": pa.array([us("2010-01-01"), us("2010-01-01")], pa.timestamp("us")),
+            "code": ["MEDS_BIRTH//F", "A"],
+            "numeric_value": pa.nulls(2, pa.float32()),
+            "date_only": [True, True],
+        }
+    )
     events = parquet_rows.events_of_table(table, tmp_path, Counter(), dialect=DialectConfig())
     assert events.time_us[0] == us("2010-01-01") < events.time_us[1]
 

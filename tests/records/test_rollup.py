@@ -85,8 +85,15 @@ def test_cycles_and_strange_ontologies_do_no_harm() -> None:
 
 # ---- in the prepared store -------------------------------------------------------------------------------------------
 
-PARENTS = {"DX//a": ["DX//M"], "DX//b": ["DX//M"], "DX//M": ["DX//R"], "DX//c": ["DX//R"], "LAB//x": ["LAB//R"],
-           "LAB//y": ["LAB//R"], "LAB//R": []}  # fmt: skip
+PARENTS = {
+    "DX//a": ["DX//M"],
+    "DX//b": ["DX//M"],
+    "DX//M": ["DX//R"],
+    "DX//c": ["DX//R"],
+    "LAB//x": ["LAB//R"],
+    "LAB//y": ["LAB//R"],
+    "LAB//R": [],
+}
 
 
 def hospital() -> list[Row]:

@@ -31,9 +31,22 @@ def vocabulary(
 
 
 LOOKS_SPECIAL = [
-    "[PAD]", "[UNK]", "[UNK//LAB]", "[UNK//", "[D]Chest pain", "[", "[PAD]*", "LAB//A", "LAST//LAB//A", "LAST//LAB//A*",
-    "LAB//A//Q1", "LAST//LAB//A//Q2", "COUNT//[PAD]", "[PAD]//Q1", "LAST//LAST//LAB//A",
-]  # fmt: skip
+    "[PAD]",
+    "[UNK]",
+    "[UNK//LAB]",
+    "[UNK//",
+    "[D]Chest pain",
+    "[",
+    "[PAD]*",
+    "LAB//A",
+    "LAST//LAB//A",
+    "LAST//LAB//A*",
+    "LAB//A//Q1",
+    "LAST//LAB//A//Q2",
+    "COUNT//[PAD]",
+    "[PAD]//Q1",
+    "LAST//LAST//LAB//A",
+]
 any_code = st.sampled_from(LOOKS_SPECIAL) | st.text(min_size=1, max_size=6)
 
 

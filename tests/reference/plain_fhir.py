@@ -22,7 +22,11 @@ TIMES = {
     "Procedure": ["performedDateTime", "performedPeriod.start"],
     "Observation": ["effectiveDateTime", "effectiveInstant", "effectivePeriod.end", "effectivePeriod.start", "issued"],
     "DiagnosticReport": [
-        "effectiveDateTime", "effectiveInstant", "effectivePeriod.end", "effectivePeriod.start", "issued",
+        "effectiveDateTime",
+        "effectiveInstant",
+        "effectivePeriod.end",
+        "effectivePeriod.start",
+        "issued",
     ],
     "MedicationRequest": ["authoredOn"],
     "MedicationStatement": ["effectiveDateTime", "effectivePeriod.start"],
@@ -32,7 +36,7 @@ TIMES = {
     "ImagingStudy": ["started"],
     "Claim": ["billablePeriod.end", "billablePeriod.start", "created"],
     "ExplanationOfBenefit": ["billablePeriod.end", "billablePeriod.start", "created"],
-}  # fmt: skip
+}
 RECORDED = {  # when that became known which may have begun before
     "Condition": "recordedDate",
     "MedicationStatement": "dateAsserted",

@@ -97,10 +97,13 @@ def test_the_sentence_begins_with_what_matters() -> None:
 
 @pytest.mark.parametrize("metrics", [example(), complete(**WIDE)], ids=["bare", "wide"])
 def test_a_reader_sees_no_command_and_no_setting(metrics: dict[str, Any]) -> None:
-    metrics = metrics | {"audit": None, "warnings": [
-        "Risks are too high. List it, as in competing: {death: MEDS_DEATH}.",
-        "Hold out more with splits.by=hash, or run ehrseq evaluate RUN --splits 25.",
-    ]}  # fmt: skip
+    metrics = metrics | {
+        "audit": None,
+        "warnings": [
+            "Risks are too high. List it, as in competing: {death: MEDS_DEATH}.",
+            "Hold out more with splits.by=hash, or run ehrseq evaluate RUN --splits 25.",
+        ],
+    }
     page = render(metrics, ANSWER)
     assert "Risks are too high." in page
     for text in ("<code>", "ehrseq ", "competing:", "splits.by", "evaluation.", "<li></li>"):
@@ -178,10 +181,16 @@ def test_no_overall_bias_is_not_said_where_anything_speaks_of_miscalibration(met
     values = dict.fromkeys(("oe", "slope"), (1.0, 0.9, 1.1)) | {name: (x, None, None) for name, x in alone.items()}
     kept = [one for one in metrics["metrics"] if one["metric"] not in values or one["model"] != "ehrsequencing"]
     calm = [
-        {**place, "metric": name, "reason": None, "subjects": 500, "events": 200,
-         **dict(zip(("value", "low", "high"), value, strict=True))}
+        {
+            **place,
+            "metric": name,
+            "reason": None,
+            "subjects": 500,
+            "events": 200,
+            **dict(zip(("value", "low", "high"), value, strict=True)),
+        }
         for name, value in values.items()
-    ]  # fmt: skip
+    ]
     quiet = {**metrics, "metrics": [*kept, *calm]}
     found = cause_verdict(Scores(quiet), "death", {})
     assert (found["risks"], found["misfits"]) == ("agree", [])

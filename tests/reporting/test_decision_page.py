@@ -25,8 +25,17 @@ def scores_with(low: float, high: float, *, c: tuple[float, ...] = (0.86, 0.84, 
     rows = [{"model": m, **place, "value": v, "low": v - 0.1, "high": v + 0.1} for m, v in zip(models, c, strict=True)]
     gaps = [{"model": m, **place, "value": (low + high) / 2, "low": low, "high": high} for m in models[1:]]
     main = {"landmark_days": 0.0, "horizon_days": YEAR}
-    return Scores({"models": models, "main": main, "causes": ["death"], "horizons_days": [YEAR], "metrics": rows,
-                   "differences": gaps, "strongest": "second"})  # fmt: skip
+    return Scores(
+        {
+            "models": models,
+            "main": main,
+            "causes": ["death"],
+            "horizons_days": [YEAR],
+            "metrics": rows,
+            "differences": gaps,
+            "strongest": "second",
+        }
+    )
 
 
 @pytest.mark.parametrize(
@@ -166,10 +175,17 @@ def rare_outcomes() -> dict[str, Any]:
     auc, oe = {"value": 0.616, "low": 0.607, "high": 0.623}, {"value": 1.02, "low": 0.95, "high": 1.08}
     none = ("median_auc", "oe_within_10_percent", "oe_within_10_percent_if_true", "oe_intervals_that_hold_1")
     return {
-        "task": "t", "split": "held_out", "outcomes": [], "fewest_events": 50, "subjects": 400, "resamples": 200,
-        "pooled": {"outcomes": 58, "events": 900, "auc": auc, "oe": oe}, "horizons_days": [365.25, 730.5],
-        "summary": {"outcomes": 0, **dict.fromkeys(none)}, "strata": ["sex", "age"],
-    }  # fmt: skip
+        "task": "t",
+        "split": "held_out",
+        "outcomes": [],
+        "fewest_events": 50,
+        "subjects": 400,
+        "resamples": 200,
+        "pooled": {"outcomes": 58, "events": 900, "auc": auc, "oe": oe},
+        "horizons_days": [365.25, 730.5],
+        "summary": {"outcomes": 0, **dict.fromkeys(none)},
+        "strata": ["sex", "age"],
+    }
 
 
 def test_rare_outcomes_are_answered_together() -> None:

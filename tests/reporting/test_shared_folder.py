@@ -149,8 +149,12 @@ def test_the_card_has_metrics_with_intervals(run: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(run, tmp_path / "run"))
     row = {"model": "ehrsequencing", "landmark_days": 0.0, "cause": "outcome", "horizon_days": 365.25}
     metrics = {
-        "data": {"subjects": {"train": "<11"}}, "models": ["ehrsequencing"], "causes": ["outcome"],
-        "landmarks_days": [0.0], "main": {"landmark_days": 0.0, "horizon_days": 365.25}, "metrics": [
+        "data": {"subjects": {"train": "<11"}},
+        "models": ["ehrsequencing"],
+        "causes": ["outcome"],
+        "landmarks_days": [0.0],
+        "main": {"landmark_days": 0.0, "horizon_days": 365.25},
+        "metrics": [
             {**row, "metric": "c", "value": 0.712, "low": 0.651, "high": 0.77},
             {**row, "metric": "oe", "value": 1.123, "low": None, "high": None},
         ],
@@ -158,7 +162,7 @@ def test_the_card_has_metrics_with_intervals(run: Path, tmp_path: Path) -> None:
             {**row, "group": "sex", "level": "F", "oe": {"value": 0.9, "low": 0.8, "high": 1.0}},
             {**row, "group": "sex", "level": "M", "oe": {"value": None, "low": None, "high": None}},
         ],
-    }  # fmt: skip
+    }
     add_to_run(copy, "metrics.json", lambda path: path.write_text(json.dumps(metrics)))
     share_run(copy, tmp_path / "shared")
     text = (tmp_path / "shared" / CARD).read_text(encoding="utf-8")
@@ -200,13 +204,27 @@ def test_the_applied_card_has_the_elements_of_the_schema_in_their_order(shared: 
     metric = ["MetricGoal", "Results", "Interpretation", "TestType", "TestingDataDescription"]
     metric += ["ValidationProcessAndJustification"]
     expected = {
-        ".": ["BasicInfo", "ReleaseInfo", "ModelSummary", "UsesAndDirections", "Warnings", "TrustIngredients",
-              "KeyMetrics", "Resources", "Bibliography"],
+        ".": [
+            "BasicInfo",
+            "ReleaseInfo",
+            "ModelSummary",
+            "UsesAndDirections",
+            "Warnings",
+            "TrustIngredients",
+            "KeyMetrics",
+            "Resources",
+            "Bibliography",
+        ],
         "BasicInfo": ["ModelName", "ModelDeveloper", "DeveloperContact"],
         "ReleaseInfo": ["ReleaseStage", "ReleaseDate", "ReleaseVersion", "GlobalAvailability"],
         "ModelSummary": ["Summary", "Keywords"],
-        "UsesAndDirections": ["IntendedUseAndWorkflow", "PrimaryIntendedUsers", "HowToUse", "TargetedPatientPopulation",
-                              "CautionedOutOfScopeSettings"],
+        "UsesAndDirections": [
+            "IntendedUseAndWorkflow",
+            "PrimaryIntendedUsers",
+            "HowToUse",
+            "TargetedPatientPopulation",
+            "CautionedOutOfScopeSettings",
+        ],
         "Warnings": ["KnownRisksAndLimitations", "KnownBiasesOrEthicalConsiderations", "ClinicalRiskLevel"],
         "TrustIngredients": ["AISystemFacts", "TransparencyInformation"],
         "TrustIngredients/AISystemFacts": facts,
@@ -216,7 +234,7 @@ def test_the_applied_card_has_the_elements_of_the_schema_in_their_order(shared: 
         "KeyMetrics/FairnessEquity": metric,
         "KeyMetrics/SafetyReliability": metric,
         "Resources": ["PeerReviewedPublications", "PatientConsentOrDisclosure"],
-    }  # fmt: skip
+    }
     root = ElementTree.parse(shared / APPLIED_CARD).getroot()
     space = {"": APPLIED_SCHEMA}
     for path, names in expected.items():

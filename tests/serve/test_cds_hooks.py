@@ -37,20 +37,28 @@ def procedure(code: str, status: str, when: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def bundle() -> dict[str, Any]:
     visit = {
-        "resourceType": "Encounter", "id": "e-1", "status": "finished", "class": {"code": "AMB"},
-        "period": {"start": "2020-01-02T10:00:00", "end": "2020-01-02T11:00:00"}, "subject": ABOUT["subject"],
-    }  # fmt: skip
+        "resourceType": "Encounter",
+        "id": "e-1",
+        "status": "finished",
+        "class": {"code": "AMB"},
+        "period": {"start": "2020-01-02T10:00:00", "end": "2020-01-02T11:00:00"},
+        "subject": ABOUT["subject"],
+    }
     events = [
         {"resourceType": "Condition", "code": concept("DX//A00"), "onsetDateTime": "2020-01-02", **ABOUT},
         {"resourceType": "Condition", "code": concept("DX//NOBODY"), "onsetDateTime": "2020-01-02", **ABOUT},
         procedure("ORDER_C", "completed", "2021-05"),
         procedure("ORDER_A", "entered-in-error", "2021"),
         {
-            "resourceType": "Observation", "status": "final", "code": concept("LAB//HBA1C"),
-            "effectiveDateTime": "2021-06-01T08:00:00", "valueQuantity": {"value": 7.2}, **ABOUT,
+            "resourceType": "Observation",
+            "status": "final",
+            "code": concept("LAB//HBA1C"),
+            "effectiveDateTime": "2021-06-01T08:00:00",
+            "valueQuantity": {"value": 7.2},
+            **ABOUT,
         },
         {"resourceType": "Location", "id": "l-1"},
-    ]  # fmt: skip
+    ]
     return bundle_of(PATIENT, visit, *events)
 
 

@@ -17,9 +17,18 @@ from ehrsequencing.simulate.truth import true_curves
 
 YEAR = 365.25
 EVERYTHING = SimulationConfig(
-    outcome_per_year=0.15, death_per_year=0.1, visits_per_year=6, visit_rate_spread=0.8, visit_effect=0.6,
-    stay_visit_share=0.2, stay_days=15, frailty_spread=1.0, order_effect=0.9, decay_effect=1.5, truth_futures=2048,
-)  # fmt: skip
+    outcome_per_year=0.15,
+    death_per_year=0.1,
+    visits_per_year=6,
+    visit_rate_spread=0.8,
+    visit_effect=0.6,
+    stay_visit_share=0.2,
+    stay_days=15,
+    frailty_spread=1.0,
+    order_effect=0.9,
+    decay_effect=1.5,
+    truth_futures=2048,
+)
 Known = dict[str, Any]  # one subject's state, by the names of `Lives`; floats, or one per copy
 
 

@@ -101,9 +101,8 @@ def test_a_known_future_of_halving_hazards_has_its_closed_form(mutant: bool) -> 
     edges = np.array([0.0, 5, 11, 15, 21, 31, 41, 60]) + 0.5
     edges[0] = 0
     curves = true_curves(
-        process, first, Evidence.none(50),
-        day_fraction=np.full(50, 0.5), edges_days=edges, rng=np.random.default_rng(0),
-    )  # fmt: skip
+        process, first, Evidence.none(50), day_fraction=np.full(50, 0.5), edges_days=edges, rng=np.random.default_rng(0)
+    )
     hours = np.concatenate([np.zeros(12), np.repeat([2, 1, 0.5, 0.25, 0], np.array([10, 10, 10, 10, 60]) * 24)])
     hazard = np.exp(hours) * 2 / YEAR / 24
     hazard[:12] = 0  # the rest of the visit's day

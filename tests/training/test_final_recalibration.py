@@ -39,9 +39,14 @@ ARCHITECTURES = [
 def fit(given: World, *, prior_sd: float, subject: NDArray[np.int64] | None = None) -> Recalibration:
     eta, duration, cause, entry = given
     return fit_recalibration(
-        eta, EDGES, duration_days=duration, cause=cause, entry_days=entry,
-        subject=np.arange(len(cause)) if subject is None else subject, prior_sd=prior_sd,
-    )  # fmt: skip
+        eta,
+        EDGES,
+        duration_days=duration,
+        cause=cause,
+        entry_days=entry,
+        subject=np.arange(len(cause)) if subject is None else subject,
+        prior_sd=prior_sd,
+    )
 
 
 def fixed(found: Recalibration, eta: Floats) -> Floats:
@@ -188,9 +193,14 @@ def test_a_trained_run_is_fixed_and_says_how(
     before, after = (log_hazards(load_model(folder), tuning, code_types=types) for folder in (plain, run))
     config = load_model(run).config
     expected = fit_recalibration(
-        before, config.edges_days, duration_days=np.asarray(rows.duration_days), cause=np.asarray(rows.cause),
-        entry_days=np.asarray(rows.entry_days), subject=rows.subject, prior_sd=0.2,
-    )  # fmt: skip
+        before,
+        config.edges_days,
+        duration_days=np.asarray(rows.duration_days),
+        cause=np.asarray(rows.cause),
+        entry_days=np.asarray(rows.entry_days),
+        subject=rows.subject,
+        prior_sd=0.2,
+    )
     np.testing.assert_allclose(after, fixed(expected, before), atol=2e-5)
     assert np.abs(expected.slope - 1).max() > 1e-3  # else nothing was tested
     causes = store.task("simulated").causes

@@ -186,9 +186,13 @@ def test_no_checkpoint_is_made_soon_after_another(
 
 def test_it_learns_more_than_the_cohorts_own_hazards(tiny_study: StudyConfig, tmp_path: Path) -> None:
     plain = busy_world(
-        outcome_per_year=0.1, chronic_conditions=2, chronic_prevalence=0.4, chronic_effect=2.0, pair_effect=0.0,
+        outcome_per_year=0.1,
+        chronic_conditions=2,
+        chronic_prevalence=0.4,
+        chronic_effect=2.0,
+        pair_effect=0.0,
         truth_futures=4,
-    )  # fmt: skip
+    )
     simulate(tmp_path / "data", subjects=600, seed=1, config=plain)
     task = load_task(tmp_path / "data" / "task.yaml")
     prepare(tmp_path / "data", tmp_path / "set", study=tiny_study, tasks=[task])

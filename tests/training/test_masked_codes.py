@@ -22,9 +22,13 @@ from helpers.strategies import CODE_TYPES, VOCAB, Records, Subject, Visit, pack,
 from helpers.training import TINY, NetworkTrainer as Trainer
 
 ENCODERS: list[dict[str, Any]] = [
-    {}, {"scorer": "bottleneck"}, {"visit_encoder": "mean"}, {"visit_encoder": "transformer", "visit_pool": "cls"},
-    {"code_types": True, "n_code_types": CODE_TYPES, "code_position": True}, {"visit_mlp": False},
-]  # fmt: skip
+    {},
+    {"scorer": "bottleneck"},
+    {"visit_encoder": "mean"},
+    {"visit_encoder": "transformer", "visit_pool": "cls"},
+    {"code_types": True, "n_code_types": CODE_TYPES, "code_position": True},
+    {"visit_mlp": False},
+]
 
 
 def parts(dtype: torch.dtype = torch.float64, **chosen: Any) -> tuple[HierarchicalBEHRTForSurvival, MaskedCodes]:
@@ -100,10 +104,14 @@ def slow_loss(model: HierarchicalBEHRTForSurvival, objective: MaskedCodes, maske
     for m, target in enumerate(masked.targets.tolist()):
         own = slice(int(whole.visit_offsets[m]), int(whole.visit_offsets[m + 1]))
         alone = VisitBatch(
-            whole.codes[own], torch.tensor([0, own.stop - own.start]), torch.tensor([0, 1]), torch.zeros(1).double(),
-            torch.zeros(1).double(), values=None if whole.values is None else whole.values[own],
+            whole.codes[own],
+            torch.tensor([0, own.stop - own.start]),
+            torch.tensor([0, 1]),
+            torch.zeros(1).double(),
+            torch.zeros(1).double(),
+            values=None if whole.values is None else whole.values[own],
             code_types=None if whole.code_types is None else whole.code_types[own],
-        )  # fmt: skip
+        )
         u = model.visit_encoder(model.code_embedding(alone), alone)[0]
         z = objective.W_q(objective.norm(u))
         rivals = [c for c in masked.targets.tolist() if c != target]

@@ -29,15 +29,31 @@ TINY = (
     *("model.dropout=0", "model.code_dropout=0", "model.wide_head=false", "model.age_polynomial=false"),
 )
 VARIANTS = (
-    "visit_encoder=mean", "visit_encoder=transformer visit_pool=cls visit_layers=2",
-    "visit_encoder=sum", "visit_encoder=scaled_sum", "visit_encoder=max", "scorer=bottleneck", "visit_mlp=false",
-    "layers=2", "wide_head=true", "table_dim=8", "head=visit", "head=visit architecture=flat",
-    "position=sinusoidal", "position=none", "code_position=true", "code_types=true", "age_bin_years=0",
+    "visit_encoder=mean",
+    "visit_encoder=transformer visit_pool=cls visit_layers=2",
+    "visit_encoder=sum",
+    "visit_encoder=scaled_sum",
+    "visit_encoder=max",
+    "scorer=bottleneck",
+    "visit_mlp=false",
+    "layers=2",
+    "wide_head=true",
+    "table_dim=8",
+    "head=visit",
+    "head=visit architecture=flat",
+    "position=sinusoidal",
+    "position=none",
+    "code_position=true",
+    "code_types=true",
+    "age_bin_years=0",
     "delta_bins=linear delta_bin_days=30 delta_top_days=1826.25",
-    "delta_bins=none", "max_visits=2", "frozen=[age,visit]",
-    "architecture=flat max_tokens=100", "architecture=flat position=sinusoidal code_types=true wide_head=true",
+    "delta_bins=none",
+    "max_visits=2",
+    "frozen=[age,visit]",
+    "architecture=flat max_tokens=100",
+    "architecture=flat position=sinusoidal code_types=true wide_head=true",
     "position=sinusoidal frozen=[age,visit]",
-)  # fmt: skip
+)
 
 
 def settings(variant: str) -> list[str]:
@@ -79,12 +95,7 @@ QUICK = {VARIANTS[k] for k in (1, 9, 11, 17)}
     "variant", [pytest.param(one, marks=() if one in QUICK else pytest.mark.slow) for one in VARIANTS]
 )
 def test_every_variant_trains_and_predicts_by_configuration(
-    variant: str,
-    default: Answer,
-    sim_prepared: Path,
-    one_cause: Path,
-    sim_data: Path,
-    tmp_path: Path,
+    variant: str, default: Answer, sim_prepared: Path, one_cause: Path, sim_data: Path, tmp_path: Path
 ) -> None:
     visit_head = "head=visit" in variant
     config, risk = train_and_predict(variant, one_cause if visit_head else sim_prepared, sim_data, tmp_path)

@@ -100,9 +100,14 @@ class Question:
             }
             names, causes = (tuple(found[name].tolist()) for name in ("names", "causes"))
             return cls(
-                folder, names, causes=causes, horizons_days=found["horizons_days"], knots_days=found["knots_days"],
-                seed=int(found["seed"]), **of_rows,
-            )  # fmt: skip
+                folder,
+                names,
+                causes=causes,
+                horizons_days=found["horizons_days"],
+                knots_days=found["knots_days"],
+                seed=int(found["seed"]),
+                **of_rows,
+            )
 
     @property
     def grid_days(self) -> Array:
@@ -200,9 +205,12 @@ Fitted = Callable[[str], Array]  # split → (n, causes, G) cumulative hazards a
 
 
 def search(
-    question: Question, trials: Sequence[Mapping[str, Any]], fit: Callable[[Mapping[str, Any]], Fitted], *,
+    question: Question,
+    trials: Sequence[Mapping[str, Any]],
+    fit: Callable[[Mapping[str, Any]], Fitted],
+    *,
     seconds: float,
-) -> tuple[dict[str, Array], dict[str, Any]]:  # fmt: skip
+) -> tuple[dict[str, Array], dict[str, Any]]:
     """Fit with each setting, and keep the one with the lowest likelihood loss on tuning rows.
 
     A setting that the package cannot fit (no convergence) counts as a trial and is passed over.
@@ -236,8 +244,12 @@ def search(
     if chosen is None:
         raise RuntimeError(f"no setting could be fitted: {'; '.join(failed)}")
     return kept, {
-        "trials": tried, "of_trials": len(trials), "chosen": chosen, "tuning_nll": best, "failed": failed,
-    }  # fmt: skip
+        "trials": tried,
+        "of_trials": len(trials),
+        "chosen": chosen,
+        "tuning_nll": best,
+        "failed": failed,
+    }
 
 
 def risks_of(question: Question, cumulative: Array) -> Array:
@@ -253,9 +265,14 @@ def risks_of(question: Question, cumulative: Array) -> Array:
 
 
 def write_answer(
-    question: Question, risk: Mapping[str, Array], facts: Mapping[str, Any], *, horizons_days: Array, is_curve: bool,
+    question: Question,
+    risk: Mapping[str, Array],
+    facts: Mapping[str, Any],
+    *,
+    horizons_days: Array,
+    is_curve: bool,
     packages: Sequence[str],
-) -> None:  # fmt: skip
+) -> None:
     """Write `predictions.parquet` and, when it is complete, `facts.json`.
 
     Args:
@@ -270,13 +287,27 @@ def write_answer(
     for split, values in risk.items():
         n, n_causes, n_horizons = values.shape
         repeat = n_causes * n_horizons
-        tables.append(pa.table({
-            "subject_id": pa.array(np.repeat(question.subject_id[split], repeat).astype(np.int64)),
-            "prediction_time": pa.array(np.repeat(question.prediction_us[split], repeat)).cast(pa.timestamp("us")),
-            "cause": pa.array(np.tile(np.repeat(np.array(question.causes, dtype=object), n_horizons), n).tolist()),
-            "horizon_days": pa.array(np.tile(horizons_days, n * n_causes).astype(np.float64)),
-            "risk": pa.array(values.reshape(-1).astype(np.float32)),
-        }))  # fmt: skip
+        tables.append(
+            pa.table(
+                {
+                    "subject_id": pa.array(
+                        np.repeat(question.subject_id[split], repeat).astype(np.int64)
+                    ),
+                    "prediction_time": pa.array(
+                        np.repeat(question.prediction_us[split], repeat)
+                    ).cast(pa.timestamp("us")),
+                    "cause": pa.array(
+                        np.tile(
+                            np.repeat(np.array(question.causes, dtype=object), n_horizons), n
+                        ).tolist()
+                    ),
+                    "horizon_days": pa.array(
+                        np.tile(horizons_days, n * n_causes).astype(np.float64)
+                    ),
+                    "risk": pa.array(values.reshape(-1).astype(np.float32)),
+                }
+            )
+        )
     pq.write_table(pa.concat_tables(tables), question.folder / PREDICTIONS)
     versions = {name: metadata.version(name) for name in packages}
     whole = {**facts, "is_curve": is_curve, "versions": versions}
@@ -284,9 +315,11 @@ def write_answer(
 
 
 def contend(
-    what: str, answer: Callable[[Question, float], tuple[dict[str, Array], dict[str, Any]]], *packages: str,
+    what: str,
+    answer: Callable[[Question, float], tuple[dict[str, Array], dict[str, Any]]],
+    *packages: str,
     at_horizons_only: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     """The command line of a contender: `python CONTENDER.py FOLDER [--seconds S]`.
 
     Args:
@@ -308,5 +341,10 @@ def contend(
     }
     horizons = question.horizons_days if at_horizons_only else question.knots_days
     write_answer(
-        question, risk, facts, horizons_days=horizons, is_curve=not at_horizons_only, packages=packages
-    )  # fmt: skip
+        question,
+        risk,
+        facts,
+        horizons_days=horizons,
+        is_curve=not at_horizons_only,
+        packages=packages,
+    )

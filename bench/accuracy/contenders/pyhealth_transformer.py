@@ -87,10 +87,14 @@ def answer(question: Question, seconds: float) -> tuple[dict[str, Array], dict[s
         drawn = rng.choice(len(weight), size=int((weight > 0).sum()), p=weight / weight.sum())
         known = weights_at(question.duration_days["tuning"], question.cause["tuning"], horizon) > 0
         rows = {
-            "train": (drawn, is_event["train"]), "tuning": (np.flatnonzero(known), is_event["tuning"]),
+            "train": (drawn, is_event["train"]),
+            "tuning": (np.flatnonzero(known), is_event["tuning"]),
             "all_tuning": (np.arange(len(known)), is_event["tuning"]),
-            "held_out": (np.arange(len(out["held_out"])), np.arange(len(out["held_out"])) % 2 == 0),  # no labels here
-        }  # fmt: skip
+            "held_out": (
+                np.arange(len(out["held_out"])),
+                np.arange(len(out["held_out"])) % 2 == 0,
+            ),  # no labels here
+        }
         # One data set, so that all splits share its vocabulary; codes that only later splits have stay untrained.
         parts = {name: samples(name.removeprefix("all_"), *given) for name, given in rows.items()}
         whole = datasets.create_sample_dataset(
@@ -112,9 +116,13 @@ def answer(question: Question, seconds: float) -> tuple[dict[str, Array], dict[s
         )
         run = trainer.Trainer(model, device="cpu", metrics=["roc_auc"], enable_logging=False)
         run.train(
-            loader["train"], loader["tuning"], epochs=EPOCHS, optimizer_params={"lr": 1e-3}, monitor="roc_auc",
+            loader["train"],
+            loader["tuning"],
+            epochs=EPOCHS,
+            optimizer_params={"lr": 1e-3},
+            monitor="roc_auc",
             load_best_model_at_last=True,
-        )  # fmt: skip
+        )
         networks += 1
         for split, name in (("tuning", "all_tuning"), ("held_out", "held_out")):
             out[split][:, e, h] = np.asarray(run.inference(loader[name])[1]).reshape(-1)
@@ -131,9 +139,12 @@ def answer(question: Question, seconds: float) -> tuple[dict[str, Array], dict[s
         "dropout": 0.3,
     }
     return out, {
-        "trials": 1, "of_trials": 1, "chosen": settings, "networks": networks,
+        "trials": 1,
+        "of_trials": 1,
+        "chosen": settings,
+        "networks": networks,
         "search_seconds": round(time.monotonic() - started, 1),
-    }  # fmt: skip
+    }
 
 
 if __name__ == "__main__":

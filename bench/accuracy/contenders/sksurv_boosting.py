@@ -28,9 +28,13 @@ def answer(question: Question, seconds: float) -> tuple[dict[str, Array], dict[s
                 question.cause["train"] == number, question.duration_days["train"]
             )
             model = GradientBoostingSurvivalAnalysis(
-                learning_rate=0.1, subsample=0.5, max_features="sqrt", min_samples_leaf=5,
-                random_state=question.seed, **settings,
-            )  # fmt: skip
+                learning_rate=0.1,
+                subsample=0.5,
+                max_features="sqrt",
+                min_samples_leaf=5,
+                random_state=question.seed,
+                **settings,
+            )
             models.append(model.fit(filled["train"], label))
 
         def predict(split: str) -> Array:

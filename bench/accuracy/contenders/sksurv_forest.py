@@ -26,9 +26,12 @@ def answer(question: Question, seconds: float) -> tuple[dict[str, Array], dict[s
                 question.cause["train"] == number, question.duration_days["train"]
             )
             model = RandomSurvivalForest(
-                n_estimators=TREES, min_samples_leaf=settings["min_samples_leaf"], max_features="sqrt", n_jobs=1,
+                n_estimators=TREES,
+                min_samples_leaf=settings["min_samples_leaf"],
+                max_features="sqrt",
+                n_jobs=1,
                 random_state=question.seed,
-            )  # fmt: skip
+            )
             models.append(model.fit(filled["train"].astype(np.float32), label))
 
         def predict(split: str) -> Array:

@@ -46,16 +46,30 @@ def answer(question: Question, seconds: float) -> tuple[dict[str, Array], dict[s
         models = []
         for number in range(1, len(question.causes) + 1):
             given = {
-                "objective": "survival:aft", "eval_metric": "aft-nloglik", "tree_method": "hist", "nthread": 1,
-                "aft_loss_distribution": settings["distribution"], "aft_loss_distribution_scale": settings["scale"],
-                "max_depth": settings["depth"], "learning_rate": 0.1, "subsample": 0.8, "colsample_bynode": 0.5,
-                "min_child_weight": 1.0, "seed": question.seed,
-            }  # fmt: skip
+                "objective": "survival:aft",
+                "eval_metric": "aft-nloglik",
+                "tree_method": "hist",
+                "nthread": 1,
+                "aft_loss_distribution": settings["distribution"],
+                "aft_loss_distribution_scale": settings["scale"],
+                "max_depth": settings["depth"],
+                "learning_rate": 0.1,
+                "subsample": 0.8,
+                "colsample_bynode": 0.5,
+                "min_child_weight": 1.0,
+                "seed": question.seed,
+            }
             tuning = matrix("tuning", number)
-            models.append(xgboost.train(
-                given, matrix("train", number), num_boost_round=ROUNDS, evals=[(tuning, "tuning")],
-                early_stopping_rounds=PATIENCE, verbose_eval=False,
-            ))  # fmt: skip
+            models.append(
+                xgboost.train(
+                    given,
+                    matrix("train", number),
+                    num_boost_round=ROUNDS,
+                    evals=[(tuning, "tuning")],
+                    early_stopping_rounds=PATIENCE,
+                    verbose_eval=False,
+                )
+            )
 
         def predict(split: str) -> Array:
             found = []

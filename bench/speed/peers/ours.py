@@ -100,9 +100,18 @@ def same_inputs_batch(samples: list[dict[str, Any]]) -> VisitBatch:
 def same_inputs_config(store: Store, **sizes: int) -> ModelConfig:
     """The nearest thing that we have to PyHealth's Transformer: a sum of codes, a transformer over visits, no more."""
     return ModelConfig(
-        vocab_size=len(store.prepared.vocabulary), visit_encoder="sum", visit_mlp=False, values="none",
-        position="none", age_bin_years=0, delta_bins="none", head="visit", dropout=0.0, history_dropout=0.0, **sizes,
-    )  # fmt: skip
+        vocab_size=len(store.prepared.vocabulary),
+        visit_encoder="sum",
+        visit_mlp=False,
+        values="none",
+        position="none",
+        age_bin_years=0,
+        delta_bins="none",
+        head="visit",
+        dropout=0.0,
+        history_dropout=0.0,
+        **sizes,
+    )
 
 
 def main() -> None:

@@ -327,10 +327,14 @@ def machine() -> Row:
         found = {key.replace("_", "-"): version for key, version in installed(name).items()}
         versions[name] = {key: version for key, version in found.items() if key in wanted}
     return {
-        "cpu": cpu[1] if cpu else platform.processor(), "cores": os.cpu_count(), "load": os.getloadavg(),
-        "python": platform.python_version(), "torch": metadata.version("torch"),
-        "ehrsequencing": metadata.version("ehrsequencing"), "peers": versions,
-    }  # fmt: skip
+        "cpu": cpu[1] if cpu else platform.processor(),
+        "cores": os.cpu_count(),
+        "load": os.getloadavg(),
+        "python": platform.python_version(),
+        "torch": metadata.version("torch"),
+        "ehrsequencing": metadata.version("ehrsequencing"),
+        "peers": versions,
+    }
 
 
 def main() -> None:

@@ -47,28 +47,38 @@ def show(title: str, columns: dict[str, Callable[[Row], str]], rows: Sequence[Ro
 
 
 def show_prepare(rows: Sequence[Row]) -> None:
-    show("Preprocessing: MEDS → what training reads", {
-        "data": lambda r: r["data"],
-        "by": lambda r: r["contender"],
-        "events": lambda r: f"{r['events']:,}",
-        "events per CPU-second": lambda r: f"{r['events_per_cpu_second']:,.0f}",
-        "per further event": lambda r: (
-            f"{r['further_events_per_cpu_second']:,.0f}" if "further_events_per_cpu_second" in r else "-"
-        ),
-        "CPU s": lambda r: f"{r['cpu_seconds']:.1f}",
-        "wall s": lambda r: f"{r['seconds']:.1f}",
-        "peak MiB": lambda r: f"{r['peak_mib']:.0f}",
-    }, rows)  # fmt: skip
+    show(
+        "Preprocessing: MEDS → what training reads",
+        {
+            "data": lambda r: r["data"],
+            "by": lambda r: r["contender"],
+            "events": lambda r: f"{r['events']:,}",
+            "events per CPU-second": lambda r: f"{r['events_per_cpu_second']:,.0f}",
+            "per further event": lambda r: (
+                f"{r['further_events_per_cpu_second']:,.0f}"
+                if "further_events_per_cpu_second" in r
+                else "-"
+            ),
+            "CPU s": lambda r: f"{r['cpu_seconds']:.1f}",
+            "wall s": lambda r: f"{r['seconds']:.1f}",
+            "peak MiB": lambda r: f"{r['peak_mib']:.0f}",
+        },
+        rows,
+    )
 
 
 def show_turns(title: str, rows: Sequence[Row], extra: dict[str, Callable[[Row], str]]) -> None:
-    show(title, {
-        "data": lambda r: r["data"],
-        "by": lambda r: r["contender"],
-        "batch": lambda r: str(r["batch"]),
-        **extra,
-        "subjects per second": lambda r: spread(r["subjects_per_second"]),
-        "ours ÷ theirs": lambda r: spread(r.get("ours_times_faster")),
-        "the same per CPU-second": lambda r: spread(r.get("ours_times_faster_cpu")),
-        "peak MiB above start": lambda r: f"{r['peak_mib']:.0f}",
-    }, rows)  # fmt: skip
+    show(
+        title,
+        {
+            "data": lambda r: r["data"],
+            "by": lambda r: r["contender"],
+            "batch": lambda r: str(r["batch"]),
+            **extra,
+            "subjects per second": lambda r: spread(r["subjects_per_second"]),
+            "ours ÷ theirs": lambda r: spread(r.get("ours_times_faster")),
+            "the same per CPU-second": lambda r: spread(r.get("ours_times_faster_cpu")),
+            "peak MiB above start": lambda r: f"{r['peak_mib']:.0f}",
+        },
+        rows,
+    )

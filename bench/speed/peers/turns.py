@@ -59,9 +59,14 @@ class Worker:
         try:
             with log.open("wb") as printed:
                 self._process = subprocess.Popen(
-                    command, stdin=subprocess.PIPE, stdout=printed, stderr=printed, text=True, pass_fds=[writing],
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=printed,
+                    stderr=printed,
+                    text=True,
+                    pass_fds=[writing],
                     env={**environment, "TURNS_REPLY_FD": str(writing)},
-                )  # fmt: skip
+                )
         except FileNotFoundError as error:
             raise WorkerError(
                 f"{command[0]} is not there: python bench/speed/peers/install.py"

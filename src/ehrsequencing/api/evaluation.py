@@ -30,11 +30,31 @@ from ehrsequencing.records.timelines import TaskRecords
 
 REPORT = "report.html"
 _COLUMNS = (
-    "model", "landmark_days", "cause", "horizon_days", "metric", "value", "low", "high", "subjects", "events", "reason",
-)  # fmt: skip
+    "model",
+    "landmark_days",
+    "cause",
+    "horizon_days",
+    "metric",
+    "value",
+    "low",
+    "high",
+    "subjects",
+    "events",
+    "reason",
+)
 _ORDER = (
-    "landmark", "cause", "horizon", "horizon_days", "metric", "value", "low", "high", "subjects", "events", "reason",
-)  # fmt: skip
+    "landmark",
+    "cause",
+    "horizon",
+    "horizon_days",
+    "metric",
+    "value",
+    "low",
+    "high",
+    "subjects",
+    "events",
+    "reason",
+)
 
 
 @answering_methods

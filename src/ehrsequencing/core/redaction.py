@@ -30,10 +30,28 @@ INDIVIDUAL = "metrics-individual.json"
 
 # What `metrics.json` has of a result: facts as they are, numbers rounded.
 _FACTS = (
-    "title", "run", "weights", "made_of", "split", "created", "versions", "task", "question", "causes", "models",
-    "horizons_days", "landmarks_days", "main", "strongest", "config", "warnings", "score", "tripod",
-    "recalibrated_in_training", "audit",
-)  # fmt: skip
+    "title",
+    "run",
+    "weights",
+    "made_of",
+    "split",
+    "created",
+    "versions",
+    "task",
+    "question",
+    "causes",
+    "models",
+    "horizons_days",
+    "landmarks_days",
+    "main",
+    "strongest",
+    "config",
+    "warnings",
+    "score",
+    "tripod",
+    "recalibrated_in_training",
+    "audit",
+)
 _CHECKS = (
     "time_zero",
     "predictor_cutoff",
@@ -45,13 +63,25 @@ _CHECKS = (
 )
 _EXTERNAL = ("data", "unmatched", "subjects", "seen_in_training", "people", "new_codes", "drift")
 _COUNTS = (  # of people, in the rows of a result
-    "subjects", "evaluated", "events", "n", "at_risk", "seen_in_training", "new_codes", "without_record_before",
+    "subjects",
+    "evaluated",
+    "events",
+    "n",
+    "at_risk",
+    "seen_in_training",
+    "new_codes",
+    "without_record_before",
     "first_record_later",
-)  # fmt: skip
+)
 _RATES = (  # of a split's inputs
-    "prediction_times", "unknown_token_rate", "unknown_age_rate", "no_visit_before_rate", "codes_per_visit",
-    "visits_per_subject", "numeric_value_rate",
-)  # fmt: skip
+    "prediction_times",
+    "unknown_token_rate",
+    "unknown_age_rate",
+    "no_visit_before_rate",
+    "codes_per_visit",
+    "visits_per_subject",
+    "numeric_value_rate",
+)
 Row = Mapping[str, Any]
 Cells = Mapping[tuple[Any, Any, Any], tuple[int, int]]
 
@@ -410,11 +440,7 @@ def _operating_factors(had: int, above: int, events: int, n: int) -> dict[str, f
     falsely, missed = nearest(above) - nearest(had), nearest(events) - nearest(had)
     if not to_had or falsely < _FEWEST_BETWEEN or 0 < missed < _FEWEST_BETWEEN:
         return None
-    return {
-        "flagged": to_above / to_n,
-        "sensitivity": to_had / to_events,
-        "ppv": to_had / to_above,
-    }
+    return {"flagged": to_above / to_n, "sensitivity": to_had / to_events, "ppv": to_had / to_above}
 
 
 def _by_rounding(events: int, people: int, odds: float, *, of: int) -> float:

@@ -23,8 +23,15 @@ from typing import Any
 from ehrsequencing.core.files import LOCK
 from ehrsequencing.core.outputs import MANIFEST
 
-TINY = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=2", "training.min_steps=4",
-        "training.distillation=0", "training.blend=false")  # fmt: skip
+TINY = (
+    "model.dim=16",
+    "model.heads=2",
+    "model.layers=1",
+    "training.epochs=2",
+    "training.min_steps=4",
+    "training.distillation=0",
+    "training.blend=false",
+)
 OFTEN = ("training.checkpoint_steps=1", "training.checkpoint_seconds=0")  # a save at every step
 KINDS: dict[str, tuple[int, int]] = {  # name → error number (0: SIGKILL), how it lasts (`arm`)
     "kill": (0, 0),

@@ -54,11 +54,15 @@ def _fhir(folder: Path, person: str, born: str, code: str, text: str) -> None:
         {"resourceType": "Patient", "id": "other", "birthDate": "1960-01-01"},
     ]
     conditions = [
-        {"resourceType": "Condition", "id": f"c{n}", "subject": {"reference": f"Patient/{person}"},
-         "code": {"coding": [{"system": "http://hl7.org/fhir/sid/icd-10", "code": what, "display": text}]},
-         "onsetDateTime": when}
+        {
+            "resourceType": "Condition",
+            "id": f"c{n}",
+            "subject": {"reference": f"Patient/{person}"},
+            "code": {"coding": [{"system": "http://hl7.org/fhir/sid/icd-10", "code": what, "display": text}]},
+            "onsetDateTime": when,
+        }
         for n, (what, when) in enumerate([("A", "2011-01-03"), (code, "2011-02-03"), ("A", "someday")])
-    ]  # fmt: skip
+    ]
     folder.mkdir()
     for name, resources in (("Patient", patients), ("Condition", conditions)):
         (folder / f"{name}.ndjson").write_text("".join(json.dumps(one) + "\n" for one in resources))
