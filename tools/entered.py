@@ -1,7 +1,7 @@
 """What a training of the network alone enters: `python tools/entered.py [section.key=value …]`.
 
-Trains one epoch on a small simulation with a profiler's hook and prints, file by file, how many functions of the package
-were entered and how many lines they hold, docstrings aside. Import time is not counted.
+Trains one epoch on a small simulation with a profiler's hook and prints, file by file, how many functions of the
+package were entered and how many lines they hold, docstrings aside. Import time is not counted.
 """
 
 import ast
