@@ -22,7 +22,7 @@ from ehrsequencing.reporting.terminal import metric_lines
 from helpers.command_line import ehrseq, refused
 from helpers.score import KEY, Score, by_key, first
 
-SETTINGS = EvaluationConfig(bootstrap=5, subgroups=("sex",))
+SETTINGS = EvaluationConfig(bootstrap=5)
 NO_RIVALS = ("evaluation.baselines=none", "evaluation.bootstrap=0")
 
 

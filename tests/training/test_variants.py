@@ -30,11 +30,11 @@ TINY = (
 )
 VARIANTS = (
     "visit_encoder=mean",
-    "visit_encoder=transformer visit_pool=cls visit_layers=2",
+    "visit_encoder=transformer",
     "visit_encoder=sum",
     "visit_encoder=scaled_sum",
     "visit_encoder=max",
-    "scorer=bottleneck",
+    "visit_encoder=bottleneck",
     "visit_mlp=false",
     "layers=2",
     "wide_head=true",
@@ -46,13 +46,11 @@ VARIANTS = (
     "code_position=true",
     "code_types=true",
     "age_bin_years=0",
-    "delta_bins=linear delta_bin_days=30 delta_top_days=1826.25",
+    "delta_bins=linear",
     "delta_bins=none",
     "max_visits=2",
-    "frozen=[age,visit]",
     "architecture=flat max_tokens=100",
     "architecture=flat position=sinusoidal code_types=true wide_head=true",
-    "position=sinusoidal frozen=[age,visit]",
 )
 
 

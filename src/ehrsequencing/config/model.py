@@ -40,14 +40,9 @@ class ModelConfig(Settings):
     code_dropout: float = Field(default=0.0, ge=0, lt=1)
     # Probability that training hides a visit (flat: a code) from attention over time. Default 0 for flat.
     history_dropout: float = Field(default=0.3, ge=0, lt=1)
-    # how a visit's codes become one vector: attention, mean, sum, scaled_sum, max, transformer, or one of your own
+    # how a visit's codes become one vector: attention, bottleneck, mean, sum, scaled_sum, max, transformer, or your own
     visit_encoder: VisitEncoder = "attention"
     visit_mlp: bool = True  # residual MLP after the visit encoder
-    # attention: q·tanh(W e + b) | W2 tanh(W1 e + b1) + b2
-    scorer: Literal["query", "bottleneck"] = "query"
-    visit_layers: int = Field(default=1, ge=1)  # visit_encoder=transformer: number of layers
-    # visit_encoder=transformer: mean of the codes, or a CLS token
-    visit_pool: Literal["mean", "cls"] = "mean"
     wide_head: bool = False  # linear head on the input of the timeline; starts at zero
     # width of the table branch, which sums the numbers of each visit and query; 0: none
     table_dim: int = Field(default=0, ge=0)
@@ -70,9 +65,6 @@ class ModelConfig(Settings):
     age_polynomial: bool = False  # adds a cubic in age to the bins
     # embedding of the time since the visit before: log bins from an hour to 10 years, linear bins, or none
     delta_bins: Literal["log", "linear", "none"] = "log"
-    delta_bin_days: float = Field(default=7.0, gt=0)  # delta_bins=linear: width of a bin
-    # delta_bins=linear: from here on the last bin is open
-    delta_top_days: float = Field(default=365.0, gt=0)
     max_visits: int = Field(
         default=512, ge=1
     )  # attention window: a visit and the max_visits - 1 before it
@@ -82,7 +74,6 @@ class ModelConfig(Settings):
     # how a code's number enters its vector; filled in by `train` from values.mode
     values: Literal["polynomial", "interpolate", "none"] = "polynomial"
     value_bins: int = Field(default=5, ge=2)  # values=interpolate: number of knots
-    frozen: tuple[Literal["age", "visit"], ...] = ()  # embeddings that are not trained
     members: int = Field(default=1, ge=1)  # size of the ensemble; filled in from training.members
 
     @model_validator(mode="before")

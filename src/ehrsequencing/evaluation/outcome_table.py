@@ -206,7 +206,7 @@ class OutcomeRows:
         self.bounds = np.searchsorted(listed.code[order], np.arange(len(run.outcomes) + 1))
         self.landmarks = [self.records.at_landmark(days) for days in run.task.landmarks]
         self.at_landmarks = np.concatenate(self.landmarks)  # one landmark after another
-        groups = groups_of_rows(self.records, run.vocabulary, chosen=every, kinds=("sex",))
+        groups = groups_of_rows(self.records, run.vocabulary, chosen=every)
         self.has_sex = "sex" in groups
         sex = (
             np.unique(groups["sex"], return_inverse=True)[1].reshape(-1)

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ehrsequencing.config import ModelConfig, StudyConfig, TaskConfig, TrainingConfig
-from ehrsequencing.core.arrays import Bools
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.made_of import made_of
 from ehrsequencing.predictors.fit import at_landmarks
@@ -20,7 +19,7 @@ from ehrsequencing.training.transfer import Pretrained, Transfer
 
 # training subjects with the event of interest; with fewer chance decides the weights
 FEWEST_EVENTS = 30
-SAVING = {"checkpoint_steps", "checkpoint_seconds"}  # settings that decide nothing of the model
+SAVING = {"checkpoint_seconds"}  # settings that decide nothing of the model
 
 
 @dataclass(frozen=True)
@@ -134,10 +133,6 @@ class Plan:
             trials=self.study.evaluation.tuning_trials or 1,
             recalibration=self.settings.recalibration,
         )
-
-    def landmark_rows(self) -> Bools:
-        """(R,) tuning rows at the task's landmarks."""
-        return at_landmarks(self.tuning.rows, self.task)
 
     def member(self, number: int) -> "Plan":
         """The plan of one network of an ensemble, of which there are `training.members`, from 0."""

@@ -232,7 +232,7 @@ class Transfer:
                     where=str(self.source.folder),
                     fix=f"leave out model.{name}" + (" and model.size" if name == "dim" else ""),
                 )
-        names = set(ModelConfig.model_fields) - {*DECIDED_BY_DATA, "size", "frozen"}
+        names = set(ModelConfig.model_fields) - {*DECIDED_BY_DATA, "size"}
         settings = {name: getattr(theirs, name) for name in names}
         settings |= {name: getattr(model, name) for name in given}
         return ModelConfig.model_validate(settings)
