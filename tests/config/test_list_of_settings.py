@@ -2,7 +2,6 @@
 
 from ehrsequencing.config import StudyConfig
 from ehrsequencing.config.files import setting_names
-from ehrsequencing.training.resolve import DECIDED_BY_DATA
 
 SETTINGS = {
     "data": "extracted",
@@ -40,10 +39,8 @@ SETTINGS = {
 
 
 def test_every_setting_is_in_the_list() -> None:
-    """Those of a model that only data, task and training decide are no settings: another value is refused."""
     names = setting_names(StudyConfig)
-    decided = {f"model.{name}" for name in DECIDED_BY_DATA}
     sections = {name.rpartition(".")[0] for name in names}
     listed = [f"{section}.{name}" for section, text in SETTINGS.items() for name in text.split()]
-    assert sorted(set(names) - sections - decided) == sorted(listed)
+    assert sorted(set(names) - sections) == sorted(listed)
     assert len(listed) <= 117

@@ -65,7 +65,7 @@ def test_a_file_with_every_edge_of_the_grid_has_the_likelihood_of_the_run(
     sim_run: Path, sim_data: Path, sim_prepared: Path, task: TaskConfig, tmp_path: Path, baselines: Any
 ) -> None:
     run, store = Run(sim_run), Prepared(sim_prepared)
-    edges = np.array(run.study.model.edges_days)
+    edges = np.array(run.predictor.edges_days)
     predict(sim_run, sim_data, tmp_path / "fine.csv.gz", horizons_days=edges.tolist())
     settings = SETTINGS.model_copy(update={"baselines": baselines})
     study = StudyConfig(evaluation=settings)

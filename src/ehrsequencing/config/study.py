@@ -6,7 +6,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from ehrsequencing.config import base as parts
 from ehrsequencing.config.base import Settings
-from ehrsequencing.config.model import ModelConfig
+from ehrsequencing.config.model import ModelSettings
 from ehrsequencing.config.records import (
     DataConfig,
     SplitsConfig,
@@ -140,7 +140,7 @@ class StudyConfig(Settings):
     vocabulary: VocabularyConfig = VocabularyConfig()
     splits: SplitsConfig = SplitsConfig()
     task: TaskConfig | None = None
-    model: ModelConfig = ModelConfig()
+    model: ModelSettings = ModelSettings()
     training: TrainingConfig = TrainingConfig()
     pretraining: PretrainingConfig = PretrainingConfig()
     transfer: TransferConfig = TransferConfig()

@@ -185,7 +185,7 @@ class OutcomeRows:
         whole = prepared.outcome_records(run.task.name, split)
         chosen = drawn_subjects(whole, settings)
         self.records = whole if chosen is None else whole.take(chosen)
-        self.rows, self.edges = self.records.rows, run.study.model.edges_days
+        self.rows, self.edges = self.records.rows, run.model.config.edges_days
         assert self.records.outcomes is not None
         self.subject = self.rows.subject
         self.subject_ids = np.unique(self.subject)
