@@ -44,6 +44,7 @@ from ehrsequencing.core.outputs import (
     complete_folder,
     is_json_of,
     read_manifest,
+    require_format,
     write_manifest,
 )
 from ehrsequencing.core.signals import Stop, Stopped, noted_signals
@@ -119,13 +120,13 @@ class RunFolder:
         with alone_in(self.out):
             is_finished = resume and (self.out / MANIFEST).is_file()
             if is_finished:
-                if not is_json_of(self.out / MANIFEST, self.finished):
+                manifest = read_manifest(self.out, what=self.finished.what)
+                if not self.finished.is_of(manifest):
                     raise EhrseqError(
                         f"holds something other than {self.finished.what}",
                         where=str(self.out),
                         fix="name another folder",
                     )
-                manifest = read_manifest(self.out, what=self.finished.what)
                 self._require_own(
                     manifest,
                     self.settings,
@@ -144,7 +145,9 @@ class RunFolder:
         if resume and is_json_of(mark, self.unfinished):
             fix = "resume with the settings and data that it was started with, or start in an empty folder"
             decided = {k: v for k, v in self.settings.items() if not k.startswith(MAY_CHANGE)}
-            self._require_own(read_json(mark), decided, was="was started with", fix=fix)
+            noted = read_json(mark)
+            require_format(noted, mark)
+            self._require_own(noted, decided, was="was started with", fix=fix)
             return
         files = [path for path in self.out.rglob("*") if path.is_file()]
         if any(
