@@ -285,7 +285,7 @@ def summary(name: str, splits: Sequence[Mapping[str, Any]]) -> str:
 
 
 def level_table(name: str, splits: Sequence[Mapping[str, Any]], study: StudyConfig) -> str:
-    """Observed over expected by horizon and model, with what decides the level of ours: early stop, recalibration.
+    """Observed over expected by horizon and model, and the recalibration of ours, which decides its level.
 
     The last column divides by the O/E of Aalen–Johansen in the same split, which takes out how many events that split
     happens to hold out: below 1 the model expects more events than the training cohort's own incidence does.
@@ -298,18 +298,14 @@ def level_table(name: str, splits: Sequence[Mapping[str, Any]], study: StudyConf
             value = interval((found.get((model, "oe"), math.nan) for found in by_split), splits)
             cohort = interval((oe_beside_cohort(found, model) for found in by_split), splits)
             is_own = model in (OURS, NETWORK)
-            own = (
-                f"{study.training.early_stop} | {study.training.recalibration:g}"
-                if is_own
-                else " | "
-            )
+            own = f"{study.training.recalibration:g}" if is_own else " "
             label = ours_of(splits).get(model, model)
             place = f"{name} | {format_days(days)} | {label} | {len(splits)} | {own}"
             lines.append(f"| {place} | {cell('oe', value)} | {cell('oe', cohort)} |")
     return "\n".join(lines)
 
 
-LEVEL_HEAD = """| set | horizon | model | splits | early stop | recalibration | O/E | O/E ÷ that of Aalen–Johansen |
+LEVEL_HEAD = """| set | horizon | model | splits | recalibration | O/E | O/E ÷ that of Aalen–Johansen |
 |---|---|---|---|---|---|---|---|"""
 
 

@@ -15,7 +15,7 @@ import torch
 
 from bench.measure import ROOT, Clock, own_mib, peak_mib, quartiles, run_bench
 from ehrsequencing.batches.loader import SubjectLoader
-from ehrsequencing.config import ModelConfig, StudyConfig, TrainingConfig
+from ehrsequencing.config import ModelSettings, StudyConfig, TrainingConfig
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training import fit as fitting, loop
@@ -87,7 +87,7 @@ def _moved(table: pa.Table, by: int) -> pa.Table:
 def trainer_of(folder: Path, *, size: str, epochs: int, **settings: Any) -> Trainer:
     """A trainer with the default settings, but for the model's size, the number of epochs, and what else is given."""
     data = Prepared(folder)
-    model = ModelConfig.model_validate({"size": size})
+    model = ModelSettings.model_validate({"size": size})
     training = TrainingConfig(epochs=epochs, patience=epochs, **settings)
     study = StudyConfig(model=model, training=training)
     return Trainer(Plan.of(data, data.only_task(), study, as_given=True))

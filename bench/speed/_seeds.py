@@ -229,11 +229,7 @@ class VisitTimeEmbedding(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.age_years, self.gap_days, self.top_days = (
-            config.age_bin_years,
-            config.delta_bin_days,
-            config.delta_top_days,
-        )
+        self.age_years, self.gap_days, self.top_days = config.age_bin_years, 7.0, 365.0
         self.position = Table(min(config.max_visits, INDEX_ROWS), config.dim)
         self.age = Table(math.ceil(120 / self.age_years) + 2, config.dim)
         self.delta = Table(math.ceil(self.top_days / self.gap_days) + 1, config.dim)

@@ -37,7 +37,7 @@ from bench.speed.engine import SHAPES, VOCABULARY, padded
 from ehrsequencing.batches.device import on_device
 from ehrsequencing.batches.loader import Step
 from ehrsequencing.batches.visit_batch import VisitBatch
-from ehrsequencing.config import ModelConfig, StudyConfig, TrainingConfig
+from ehrsequencing.config import ModelConfig, ModelSettings, StudyConfig, TrainingConfig
 from ehrsequencing.core.files import read_json_lines, write_json
 from ehrsequencing.core.outputs import HISTORY
 from ehrsequencing.models.attention import attend, codes_plan, plain_attention, visits_plan
@@ -98,7 +98,7 @@ def drawn(subjects: int) -> Iterator[tuple[str, SurvivalModel, VisitBatch]]:
 def with_numbers(numbers: Path, out: Path) -> tuple[str, SurvivalModel, VisitBatch]:
     """A new model with a table branch for NUMBERS, no weight of it zero, and its first batch."""
     data = Prepared(numbers)
-    study = StudyConfig(model=ModelConfig(table_dim=128))
+    study = StudyConfig(model=ModelSettings(table_dim=128))
     trainer = Trainer(Plan.of(data, data.only_task(), study, as_given=True))
     step = next(trainer.training.batches(trainer.training.steps_of_epoch(0)))
     model = trainer.model
@@ -274,7 +274,7 @@ def epochs(prepared: Path, out: Path, sizes: tuple[str, ...], *, count: int) -> 
                     {"epochs": count, "patience": count, "precision": precision, **settings}
                 )
                 study = StudyConfig(
-                    model=ModelConfig.model_validate({"size": size}), training=training
+                    model=ModelSettings.model_validate({"size": size}), training=training
                 )
                 trainer = Trainer(Plan.of(data, data.only_task(), study, as_given=True))
                 loop = trainer.training

@@ -35,7 +35,7 @@ WORLD = ["truth_futures=512"]
 GOALS = {20_000: 0.75, 60_000: 0.88}  # share of the gain; slopes of the outcome: 0.95 to 1.05
 ENCODERS = {
     "attention": [],
-    "bottleneck": ["model.scorer=bottleneck"],
+    "bottleneck": ["model.visit_encoder=bottleneck"],
     "mini-transformer": ["model.visit_encoder=transformer"],
     "mean": ["model.visit_encoder=mean"],
     "attention, no MLP": ["model.visit_mlp=false"],

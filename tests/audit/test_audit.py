@@ -66,10 +66,9 @@ def run(honest: Path, tmp_path: Path) -> Path:
 
 MODELS = (
     ("model.visit_encoder=attention",),
-    ("model.visit_encoder=attention", "model.scorer=bottleneck"),
+    ("model.visit_encoder=bottleneck",),
     ("model.visit_encoder=mean", "model.wide_head=true", "model.table_dim=8"),
     ("model.visit_encoder=transformer",),
-    ("model.visit_encoder=transformer", "model.visit_pool=cls"),
     ("model.max_visits=3",),
     ("model.architecture=flat",),
     ("model.architecture=flat", "model.max_tokens=20"),

@@ -44,9 +44,8 @@ def test_overrides_win_over_the_file_and_sizes_expand(tmp_path: Path) -> None:
         ("nonsense", "write section.key=value"),
         ("model.dim=[", "YAML"),
         ("training.ema=1.5", "training.ema"),
-        ("model.frozen=[codes]", "model.frozen"),
-        ("model.scorer=dot", "model.scorer"),
-        ("model.visit_pool=max", "model.visit_pool"),
+        ("model.position=[codes]", "model.position"),
+        ("model.head=max", "model.head"),
     ],
 )
 def test_a_wrong_setting_is_named(override: str, message: str) -> None:

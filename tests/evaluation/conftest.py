@@ -90,7 +90,7 @@ def scored(sim_data: Path, sim_prepared: Path, task: TaskConfig, tmp_path: Path)
     def run(table: pd.DataFrame, **options: Any) -> dict[str, Any]:
         path = tmp_path / "p.parquet"
         table.to_parquet(path)
-        quick = StudyConfig(evaluation=EvaluationConfig(baselines="none", bootstrap=0, subgroups=()))
+        quick = StudyConfig(evaluation=EvaluationConfig(baselines="none", bootstrap=0))
         given = {"study": quick, "prepared": sim_prepared, "overwrite": True, **options}
         return score(path, sim_data, given.pop("task", task), **given)[0]
 

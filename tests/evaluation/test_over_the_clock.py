@@ -18,11 +18,10 @@ def test_rows_are_grouped_by_the_visits_before_them(sim_prepared: Path) -> None:
     store = Prepared(sim_prepared)
     records = store.records("simulated", "train")
     chosen = np.arange(len(records))
-    level = groups_of_rows(records, store.vocabulary, chosen=chosen, kinds=("sex",))[VISITS]
+    level = groups_of_rows(records, store.vocabulary, chosen=chosen)[VISITS]
     visits = records.rows.visits_before
     for name, low, high in (("1", 1, 2), ("2-4", 2, 5), ("5-9", 5, 10), ("10-19", 10, 20)):
         np.testing.assert_array_equal(level == name, (low <= visits) & (visits < high))
-    assert groups_of_rows(records, store.vocabulary, chosen=chosen, kinds=()) == {}
 
 
 def by_visits(**changes: Any) -> dict[str, Any]:

@@ -165,7 +165,7 @@ def test_groups_by_hand() -> None:
         TaskRecords(timelines, one_row_each(4, age_years=np.array([42.0, 49.9, 50.0, np.nan]))),
         np.arange(4),
     )
-    groups = groups_of_rows(records, vocabulary, chosen=every, kinds=["sex", "age", "static"])
+    groups = groups_of_rows(records, vocabulary, chosen=every)
     assert {name: levels.tolist() for name, levels in groups.items()} == {
         "age": ["40-49", "40-49", "50-59", "unknown"],
         "sex": ["F", "M", "F", "F"],
@@ -173,9 +173,11 @@ def test_groups_by_hand() -> None:
         "SMOKER": ["no", "yes", "no", "yes"],
         "[D]Chest pain": ["no", "yes", "yes", "no"],
     }  # TRIAL, which everybody is in, is no group
-    some = groups_of_rows(records, vocabulary, chosen=np.array([3, 0, 0]), kinds=["static"])
-    assert {name: levels.tolist() for name, levels in some.items()} == {"SMOKER": ["yes", "no", "no"]}
-    assert list(groups_of_rows(records, vocabulary, chosen=every, kinds=["sex"])) == ["sex"]
+    some = groups_of_rows(records, vocabulary, chosen=np.array([3, 0, 0]))
+    assert {name: levels.tolist() for name, levels in some.items()} == {
+        "age": ["unknown", "40-49", "40-49"],
+        "SMOKER": ["yes", "no", "no"],
+    }
 
 
 def test_a_subgroup_is_judged_by_its_own_rows() -> None:

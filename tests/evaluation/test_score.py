@@ -22,7 +22,7 @@ from ehrsequencing.reporting.terminal import metric_lines
 from helpers.command_line import ehrseq, refused
 from helpers.score import KEY, Score, by_key, first
 
-SETTINGS = EvaluationConfig(bootstrap=5, subgroups=("sex",))
+SETTINGS = EvaluationConfig(bootstrap=5)
 NO_RIVALS = ("evaluation.baselines=none", "evaluation.bootstrap=0")
 
 
@@ -65,7 +65,7 @@ def test_a_file_with_every_edge_of_the_grid_has_the_likelihood_of_the_run(
     sim_run: Path, sim_data: Path, sim_prepared: Path, task: TaskConfig, tmp_path: Path, baselines: Any
 ) -> None:
     run, store = Run(sim_run), Prepared(sim_prepared)
-    edges = np.array(run.study.model.edges_days)
+    edges = np.array(run.predictor.edges_days)
     predict(sim_run, sim_data, tmp_path / "fine.csv.gz", horizons_days=edges.tolist())
     settings = SETTINGS.model_copy(update={"baselines": baselines})
     study = StudyConfig(evaluation=settings)

@@ -13,14 +13,13 @@ from helpers.strategies import CODE_TYPES, VOCAB
 Settings = dict[str, object]
 
 ENCODERS: dict[str, Settings] = {
-    "query": {"visit_encoder": "attention", "scorer": "query"},
-    "bottleneck": {"visit_encoder": "attention", "scorer": "bottleneck"},
+    "query": {"visit_encoder": "attention"},
+    "bottleneck": {"visit_encoder": "bottleneck"},
     "mean": {"visit_encoder": "mean"},
     "sum": {"visit_encoder": "sum"},
     "scaled_sum": {"visit_encoder": "scaled_sum"},
     "max": {"visit_encoder": "max"},
-    "transformer": {"visit_encoder": "transformer", "visit_layers": 2},
-    "cls": {"visit_encoder": "transformer", "visit_pool": "cls"},
+    "transformer": {"visit_encoder": "transformer"},
 }
 REACHES = (512, 9, 4, 1)  # flat: tokens
 # One model of each kind, for the checks of what must not move it and what must.

@@ -82,7 +82,7 @@ CHECKS: dict[str, Check] = {
     "code order": on_sample(check_code_order),
     "code order: transformer": on_sample(check_code_order, visit_encoder="transformer"),
     "code order counts": lambda: check_code_order_counts(make_model(code_position=True)),
-    "same code, same score": lambda: check_same_code_same_score(make_model(scorer="bottleneck")),
+    "same code, same score": lambda: check_same_code_same_score(make_model(visit_encoder="bottleneck")),
     "composition": on_sample(check_composition),
     "composition: flat": on_sample(check_composition, **FLAT),
     "pads": on_sample(check_pads),

@@ -30,7 +30,7 @@ TINY = (
         "training.min_steps=6",
         "training.blend=false",
     ),
-    *("training.checkpoint_steps=2", "training.checkpoint_seconds=0"),
+    "training.checkpoint_seconds=0",
     # As given, not as the size of the cohort decides (training/resolve.py): Trainer and the command train the same.
     *("model.dropout=0", "model.code_dropout=0", "model.wide_head=false", "model.age_polynomial=false"),
     *("model.table_dim=0", "training.distillation=0"),
@@ -85,7 +85,7 @@ def is_saving(out: Path) -> bool:
 def kill_and_resume(prepared: Path, out: Path, *settings: str, kills: int, seed: int) -> int:
     """Start `ehrseq train --resume` again and again, killing it at random moments; returns how often it was killed."""
     command = [sys.executable, "-c", "from ehrsequencing.cli.app import main; main()", "train", str(prepared), *TINY]
-    command += ["--task", "simulated", "--out", str(out), "--resume", "training.checkpoint_steps=1", *settings]
+    command += ["--task", "simulated", "--out", str(out), "--resume", *settings]
     draw, killed = random.Random(seed), 0
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     while killed < kills:

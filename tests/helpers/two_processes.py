@@ -30,7 +30,7 @@ from helpers.training import NetworkTrainer as Trainer
 TINY = (
     *("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=2", "training.min_steps=4"),
     *("model.dropout=0", "model.code_dropout=0", "model.history_dropout=0", "training.masked_codes=0"),
-    *("training.checkpoint_steps=2", "training.checkpoint_seconds=0"),
+    "training.checkpoint_seconds=0",
     *("training.learning_rate=0.005", "training.warmup_steps=1"),
 )
 VARIANTS: dict[str, tuple[str, ...]] = {

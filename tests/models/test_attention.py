@@ -84,16 +84,16 @@ def test_reach(max_tokens: int) -> None:
 
 
 @FEW
-@given(records(), st.sampled_from(["query", "bottleneck"]))
-def test_weights(subjects: Records, scorer: str) -> None:
-    check_weights(make_model(scorer=scorer), subjects)
+@given(records(), st.sampled_from(["attention", "bottleneck"]))
+def test_weights(subjects: Records, encoder: str) -> None:
+    check_weights(make_model(visit_encoder=encoder), subjects)
 
 
-@pytest.mark.parametrize("scorer", ["query", "bottleneck"])
-def test_the_same_code_has_the_same_score_in_any_slot(scorer: str) -> None:
-    check_same_code_same_score(make_model(scorer=scorer))
+@pytest.mark.parametrize("encoder", ["attention", "bottleneck"])
+def test_the_same_code_has_the_same_score_in_any_slot(encoder: str) -> None:
+    check_same_code_same_score(make_model(visit_encoder=encoder))
     with pytest.raises(AssertionError):
-        check_same_code_same_score(make_model(scorer=scorer, code_position=True))
+        check_same_code_same_score(make_model(visit_encoder=encoder, code_position=True))
 
 
 @pytest.mark.parametrize("settings", [*ENCODERS.values(), {"architecture": "flat"}], ids=str)

@@ -30,7 +30,7 @@ COMMON: dict[str, tuple[object, ...]] = {
 HIERARCHICAL: dict[str, tuple[object, ...]] = {
     "visit_mlp": (True, False),
     "code_position": (False, True),
-    "delta": ({}, {"delta_bins": "none"}, {"delta_bins": "linear"}, {"delta_bins": "linear", "delta_bin_days": 30.0}),
+    "delta": ({}, {"delta_bins": "none"}, {"delta_bins": "linear"}),
 }
 Combination = tuple[str, str, str, str]  # encoder (or reach), timeline (or direction), head, position
 COMBINATIONS: list[Combination] = [*product(ENCODERS, TIMELINES, HEADS, POSITIONS)]
@@ -88,7 +88,11 @@ def test_packed_equals_padded_on_the_sample(seed: int) -> None:
 @pytest.mark.parametrize("head", ["horizon", "visit"])
 @pytest.mark.parametrize(("dim", "heads"), [(4, 1), (6, 3), (7, 1)])
 def test_other_widths(dim: int, heads: int, head: str) -> None:
-    for own in ({"scorer": "bottleneck"}, {"visit_encoder": "transformer"}, {"architecture": "flat", "max_tokens": 9}):
+    for own in (
+        {"visit_encoder": "bottleneck"},
+        {"visit_encoder": "transformer"},
+        {"architecture": "flat", "max_tokens": 9},
+    ):
         model = make_model(**own, dim=dim, heads=heads, head=head, position="sinusoidal")
         check_equals_reference(model, sample_records(dim, lengths=(4, 0, 1, 5)))
 
@@ -154,9 +158,8 @@ def test_a_code_beyond_the_128th_place_saturates() -> None:
     torch.testing.assert_close(swapped, straight, rtol=1e-12, atol=1e-12)  # both beyond: the same place
 
 
-@pytest.mark.parametrize(("bin_days", "top_days"), [(7.0, 365.0), (30.0, 1826.25), (5.0, 365.0)])
-def test_the_top_gap_bin_opens_at_its_day(bin_days: float, top_days: float) -> None:
-    """Linear bins: every gap from `delta_top_days` on is in the last bin, and the day before it is not."""
-    model = make_model(delta_bins="linear", delta_bin_days=bin_days, delta_top_days=top_days)
-    rows = tuple(Visit(delta_days=days) for days in (0.0, top_days - 0.5, top_days, top_days + bin_days, 9000.0))
+def test_the_top_gap_bin_opens_at_its_day() -> None:
+    """Linear bins: every gap of a year or more is in the last bin, and a shorter one is not."""
+    model = make_model(delta_bins="linear")
+    rows = tuple(Visit(delta_days=days) for days in (0.0, 363.5, 364.0, 364.5, 365.0, 372.0, 9000.0))
     check_equals_reference(model, [Subject(rows)])

@@ -14,7 +14,6 @@ from helpers.strategies import pack, sample_records
 
 SETTINGS: list[dict[str, object]] = [
     *MODELS.values(),
-    *({**MODELS[kind], "frozen": ("age", "visit")} for kind in ("query", "flat")),
     {"code_position": True, "head": "visit"},
     {"visit_encoder": "mean", "visit_mlp": False, "values": "none", "position": "none", "head": "visit"},
     {"wide_head": True, "values": "interpolate", "age_bin_years": 0.0, "delta_bins": "none"},
@@ -35,20 +34,6 @@ def test_the_same_model_again(tmp_path: Path, settings: dict[str, object]) -> No
     assert sorted(p.name for p in (tmp_path / "a" / "run").iterdir()) == ["config.json", "model.safetensors"]
     again.save_pretrained(tmp_path / "a" / "run")  # over a file that may still be mapped
     assert load_file(tmp_path / "a" / "run" / "model.safetensors").keys() == model.state_dict().keys()
-
-
-@pytest.mark.parametrize("settings", [{}, {"architecture": "flat"}], ids=str)
-@pytest.mark.parametrize("frozen", [("age",), ("visit",), ("age", "visit"), ()])
-def test_frozen_embeddings_get_no_gradient(settings: dict[str, object], frozen: tuple[str, ...]) -> None:
-    model = make_model(**settings, frozen=frozen)
-    part = "encoder.embedding" if "architecture" in settings else "visit_time_embedding"
-    visit = "visit" if "architecture" in settings else "position"
-    names = {"age": f"{part}.age.table.weight", "visit": f"{part}.{visit}.table.weight"}
-    still = {names[name] for name in frozen}
-    assert {name for name, p in model.named_parameters() if not p.requires_grad} == still
-    model.loss(pack(sample_records())).backward()
-    assert {name for name, p in model.named_parameters() if p.grad is None} == still
-    assert all((p.grad != 0).any() for p in model.parameters() if p.grad is not None)
 
 
 def test_a_folder_of_the_other_architecture(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ HIERARCHICAL: dict[str, Callable[[], torch.nn.Module]] = {
         N_CODES, D, HEADS, layers=2, visit_encoder=nn.MeanPoolingVisitEncoder(), age_bin_size=2
     ),
     "transformer, no places": lambda: nn.HierarchicalBEHRTForSurvival(
-        N_CODES, D, HEADS, visit_encoder=nn.TransformerVisitEncoder(D, HEADS, 2), max_codes_per_visit=0
+        N_CODES, D, HEADS, visit_encoder=nn.TransformerVisitEncoder(D, HEADS), max_codes_per_visit=0
     ),
     "both ways": lambda: nn.HierarchicalBEHRTForSurvival(N_CODES, D, HEADS, causal=False),
 }
@@ -169,7 +169,7 @@ def test_embeddings_timeline_and_head() -> None:
     torch.testing.assert_close(got, timeline(u, visit_mask), **TOLERANCE)
     head = shaken(nn.SurvivalHead(D))
     torch.testing.assert_close(to_packed(head)(u.flatten(0, 1)).view(B, V).sigmoid(), head(u), **TOLERANCE)
-    for delta in (shaken(nn.DeltaTEmbedding(D)), shaken(nn.DeltaTEmbedding(D, bin_days=30.0, top_days=1826.0))):
+    for delta in (shaken(nn.DeltaTEmbedding(D)), shaken(nn.DeltaTEmbedding(D, bin_days=7.0))):
         got = to_packed(delta)(batch.delta_days, batch.visit_index == 0)
         torch.testing.assert_close(batch.to_padded(got)[visit_mask], delta(days)[visit_mask], **TOLERANCE)
     age = shaken(nn.AgeEmbedding(D, age_bin_size=1))
@@ -191,7 +191,6 @@ LACKING = {
     "history_dropout": {"history_dropout": 0.2},
     "code_dropout": {"code_dropout": 0.2},
     "PoolingVisitEncoder": {"visit_encoder": "sum"},
-    "visit_encoder.cls": {"visit_encoder": "transformer", "visit_pool": "cls"},
     "delta_bins=linear": {"delta_bins": "linear"},
     "delta_bins=none": {"delta_bins": "none"},
     "position=none": {"position": "none"},
@@ -224,6 +223,8 @@ def test_what_the_engine_lacks_is_refused_by_name() -> None:
         ),
         "position_table": nn.HierarchicalBEHRTForSurvival(N_CODES, D, HEADS, max_codes_per_visit=30),
         "VisitEmbedding": nn.VisitEmbedding(D),
+        "other bins": nn.DeltaTEmbedding(D, bin_days=30.0),
+        "layers.1": nn.TransformerVisitEncoder(D, HEADS, 2),
         "Linear": torch.nn.Linear(2, 2),
     }.items():
         with pytest.raises(EhrseqError, match=what):

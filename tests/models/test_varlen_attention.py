@@ -328,7 +328,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GP
 
 
 @needs_gpu
-@pytest.mark.parametrize("kind", ["query", "transformer", "cls", "table"])
+@pytest.mark.parametrize("kind", ["query", "transformer", "table"])
 def test_the_kernel_equals_its_twin(kind: str) -> None:
     model = make_model(**MODELS[kind], dim=32, max_visits=4).float()
     batch = pack(sample_records(lengths=(40, 0, 1, 90, 3)), dtype=torch.float32)

@@ -121,8 +121,7 @@ def age_bin(age_years: float, bin_years: float) -> int:
 
 
 def gap_bin(config: ModelConfig, delta_days: float, *, is_first: bool) -> int:
-    """Log-spaced bins behind an own one for the first visit; or equal ones, the last open from `delta_top_days`."""
+    """Log-spaced bins behind an own one for the first visit; or weeks, the last open from a year on."""
     if config.delta_bins == "log":
         return 0 if is_first else 1 + max(i for i, gap in enumerate(GAPS_DAYS) if delta_days >= gap)
-    top = math.ceil(config.delta_top_days / config.delta_bin_days)
-    return top if delta_days >= config.delta_top_days else int(delta_days // config.delta_bin_days)
+    return 53 if delta_days >= 365 else int(delta_days // 7)

@@ -48,7 +48,7 @@ def reference_logits(p: Parameters, config: ModelConfig, x: Padded) -> Tensor:
 
 def visit_vectors(p: Parameters, config: ModelConfig, e: Tensor, mask: Tensor) -> Tensor:
     """(B, V, C, d) and (B, V, C) → (B, V, d); zero for an empty visit."""
-    if config.visit_encoder == "attention":
+    if config.visit_encoder in ("attention", "bottleneck"):
         return attention_pooling(p, config, e, mask)
     if config.visit_encoder == "transformer":
         return mini_transformer(p, config, e, mask)
@@ -75,24 +75,17 @@ def attention_pooling(p: Parameters, config: ModelConfig, e: Tensor, mask: Tenso
 def code_scores(p: Parameters, config: ModelConfig, e: Tensor) -> Tensor:
     """(..., d) → (...): `q·tanh(W e + b)`, or the bottleneck `W2 tanh(W1 e + b1) + b2`."""
     name = "visit_encoder.pooling."
-    if config.scorer == "bottleneck":
+    if config.visit_encoder == "bottleneck":
         assert p[name + "W1.weight"].shape == (config.dim // 2, config.dim)
         return linear(p, name + "W2", torch.tanh(linear(p, name + "W1", e))).squeeze(-1)
     return (p[name + "q"] * torch.tanh(linear(p, name + "W", e))).sum(-1)
 
 
 def mini_transformer(p: Parameters, config: ModelConfig, e: Tensor, mask: Tensor) -> Tensor:
-    """Full attention among one visit's codes, visit by visit as a batch; then the mean, or the token that joined."""
-    name, x, real = "visit_encoder.pooling.", e, mask
-    if config.visit_pool == "cls":
-        x = torch.cat([p[name + "cls"].expand(*e.shape[:2], 1, -1), e], 2)
-        real = torch.cat([torch.ones_like(mask.any(2, keepdim=True)), mask], 2)
-    itself = torch.eye(x.shape[2], dtype=torch.bool)
-    seen = real.unsqueeze(2) | itself  # (B, V, C, C); a pad sees itself too, or its softmax would be NaN
-    for layer in range(config.visit_layers):
-        x = block(p, f"{name}layers.{layer}.", x, seen, config.heads)
-    if config.visit_pool == "cls":
-        return x[:, :, 0] * mask.any(2, keepdim=True)
+    """Full attention among one visit's codes, visit by visit as a batch; then the mean."""
+    itself = torch.eye(e.shape[2], dtype=torch.bool)
+    seen = mask.unsqueeze(2) | itself  # (B, V, C, C); a pad sees itself too, or its softmax would be NaN
+    x = block(p, "visit_encoder.pooling.layers.0.", e, seen, config.heads)
     return (x * mask.unsqueeze(-1)).sum(2) / mask.sum(2, keepdim=True).clamp(min=1)
 
 

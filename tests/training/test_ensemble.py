@@ -101,5 +101,5 @@ def test_a_finished_ensemble_is_kept_and_other_numbers_are_refused(
             train(sim_prepared, pair, *settings, resume=True)
     with pytest.raises(EhrseqError, match="not empty"):
         train(sim_prepared, pair, PAIR)
-    with pytest.raises(EhrseqError, match=r"decided by training\.members"):
+    with pytest.raises(EhrseqError, match=r"did you mean training\.members"):
         train(sim_prepared, tmp_path / "run", "model.members=2")

@@ -6,7 +6,6 @@ import resource
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
@@ -89,7 +88,7 @@ def test_a_finished_run_resumes_to_nothing_and_changed_settings_are_refused(
             train(sim_prepared, reference, f"training.{name}={value}", resume=True)
     with pytest.raises(EhrseqError, match=r"what differs: model\.dropout, evaluation\.bootstrap"):
         train(sim_prepared, reference, "model.dropout=0.3", "evaluation.bootstrap=7", resume=True)
-    train(sim_prepared, reference, "training.checkpoint_steps=3", resume=True)  # decides nothing
+    train(sim_prepared, reference, "training.checkpoint_seconds=3", resume=True)  # decides nothing
     assert weights(reference) == before
     with pytest.raises(EhrseqError, match="not empty"):
         train(sim_prepared, reference)
@@ -162,11 +161,11 @@ def test_a_run_knows_the_data_that_it_was_trained_on(sim_prepared: Path, referen
     train(moved, reference, resume=True)  # the same data elsewhere is the same data
 
 
-@pytest.mark.parametrize(("seconds", "expected"), [(0, 2), (3, 1)])
+@pytest.mark.parametrize(("seconds", "expected"), [(0, 5), (3, 1)])
 def test_no_checkpoint_is_made_soon_after_another(
     sim_prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, expected: int
 ) -> None:
-    """Six steps, a second each, with a checkpoint every second one: it waits for the seconds that were asked for."""
+    """Six steps, a second each: a checkpoint waits for the seconds that were asked for."""
     clock = [0.0]
     monkeypatch.setattr(loop.time, "monotonic", lambda: clock[0])
     study = load_study(None, [*TINY, f"training.checkpoint_seconds={seconds}"])
@@ -205,14 +204,13 @@ def test_it_learns_more_than_the_cohorts_own_hazards(tiny_study: StudyConfig, tm
     assert history[-1][0] < history[0][0]
 
 
-@pytest.mark.parametrize("warmup", [4, 10])
-def test_averaged_weights_follow_their_recursion(warmup: int) -> None:
+def test_averaged_weights_follow_their_recursion() -> None:
     model, averaged = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
-    average = ExponentialMovingAverage(model, averaged, decay=0.9, warmup=warmup)
+    average = ExponentialMovingAverage(model, averaged, decay=0.9)
     expected = averaged.weight.detach().clone()
     for step in range(1, 40):
         torch.nn.init.normal_(model.weight)
-        decay = min(0.9, (1 + step) / (warmup + step))
+        decay = min(0.9, (1 + step) / (4 + step))
         expected = decay * expected + (1 - decay) * model.weight.detach()
         average.update(step)
     torch.testing.assert_close(averaged.weight.detach(), expected)
@@ -228,14 +226,11 @@ def test_weight_decay_spares_embeddings_norms_and_biases(sim_run: Path) -> None:
     assert sum(len(g["params"]) for g in optimizer.param_groups) == len(list(model.parameters()))
 
 
-@pytest.mark.parametrize(
-    ("decay_steps", "steps_per_epoch", "expected"),
-    [(300, 150, 0.5), (300, 300, 0.5), (300, 1200, 0.125), (None, 1200, 0.5)],
-)
+@pytest.mark.parametrize(("steps_per_epoch", "expected"), [(150, 0.5), (300, 0.5), (1200, 0.125)])
 def test_weights_forget_over_as_many_epochs_whatever_their_steps(
-    sim_run: Path, decay_steps: int | None, steps_per_epoch: float, expected: float
+    sim_run: Path, steps_per_epoch: float, expected: float
 ) -> None:
-    settings = TrainingConfig(weight_decay=0.5, decay_steps=decay_steps)
+    settings = TrainingConfig(weight_decay=0.5)
     optimizer = make_optimizer(Run(sim_run).model, settings, steps_per_epoch=steps_per_epoch)
     assert [group["weight_decay"] for group in optimizer.param_groups] == [expected, 0.0]
 
@@ -272,20 +267,13 @@ def test_of_equal_epochs_the_earlier_is_kept(
     assert max(row["epoch"] for row in rows if row["best"]) == best
 
 
-def test_the_early_stop_sees_every_prediction_time_or_landmarks_alone(sim_prepared: Path, tmp_path: Path) -> None:
+def test_the_early_stop_sees_every_prediction_time(sim_prepared: Path, tmp_path: Path) -> None:
     store = Prepared(sim_prepared)
-    rows, found = store.rows("simulated", "tuning"), {}
-    for where in ("visits", "landmarks"):
-        settings = [*TINY, "training.epochs=1", f"training.early_stop={where}", "training.recalibration=0"]
-        trainer = Trainer(store, "simulated", tmp_path / where, study=load_study(None, settings))
-        trainer.fit()
-        (row,) = (json.loads(line) for line in (tmp_path / where / "history.jsonl").read_text().splitlines())
-        found[where] = row["tuning_nll"]
-        nll = nll_of_rows(Run(tmp_path / where).model, store.records("simulated", "tuning"))
-    landmarks = np.any([rows.at_landmark(days) for days in store.task("simulated").landmarks], axis=0)
-    assert 0 < landmarks.sum() < len(rows)
-    assert found == {"visits": pytest.approx(nll.mean(), 1e-5), "landmarks": pytest.approx(nll[landmarks].mean(), 1e-5)}
-    assert abs(nll.mean() - nll[landmarks].mean()) > 1e-3
+    settings = [*TINY, "training.epochs=1", "training.recalibration=0"]
+    Trainer(store, "simulated", tmp_path / "run", study=load_study(None, settings)).fit()
+    (row,) = (json.loads(line) for line in (tmp_path / "run" / "history.jsonl").read_text().splitlines())
+    nll = nll_of_rows(Run(tmp_path / "run").model, store.records("simulated", "tuning"))
+    assert row["tuning_nll"] == pytest.approx(nll.mean(), 1e-5)
 
 
 def test_defaults_follow_from_the_events_of_the_cohort(sim_prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:

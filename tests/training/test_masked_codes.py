@@ -23,9 +23,9 @@ from helpers.training import TINY, NetworkTrainer as Trainer
 
 ENCODERS: list[dict[str, Any]] = [
     {},
-    {"scorer": "bottleneck"},
+    {"visit_encoder": "bottleneck"},
     {"visit_encoder": "mean"},
-    {"visit_encoder": "transformer", "visit_pool": "cls"},
+    {"visit_encoder": "transformer"},
     {"code_types": True, "n_code_types": CODE_TYPES, "code_position": True},
     {"visit_mlp": False},
 ]

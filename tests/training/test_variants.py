@@ -7,12 +7,11 @@ import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
 
-from ehrsequencing.config import ModelConfig, StudyConfig, TaskConfig, load_study
+from ehrsequencing.config import ModelConfig, ModelSettings, ModelShape, StudyConfig, TaskConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepare import prepare
-from ehrsequencing.records.prepared import Prepared
 from helpers.command_line import ehrseq
-from helpers.training import NetworkTrainer as Trainer
 
 Answer = tuple[ModelConfig, NDArray[np.float32]]  # the model that was written, and its risks
 SHORT = (
@@ -30,11 +29,11 @@ TINY = (
 )
 VARIANTS = (
     "visit_encoder=mean",
-    "visit_encoder=transformer visit_pool=cls visit_layers=2",
+    "visit_encoder=transformer",
     "visit_encoder=sum",
     "visit_encoder=scaled_sum",
     "visit_encoder=max",
-    "scorer=bottleneck",
+    "visit_encoder=bottleneck",
     "visit_mlp=false",
     "layers=2",
     "wide_head=true",
@@ -46,13 +45,11 @@ VARIANTS = (
     "code_position=true",
     "code_types=true",
     "age_bin_years=0",
-    "delta_bins=linear delta_bin_days=30 delta_top_days=1826.25",
+    "delta_bins=linear",
     "delta_bins=none",
     "max_visits=2",
-    "frozen=[age,visit]",
     "architecture=flat max_tokens=100",
     "architecture=flat position=sinusoidal code_types=true wide_head=true",
-    "position=sinusoidal frozen=[age,visit]",
 )
 
 
@@ -129,7 +126,19 @@ def test_every_way_of_numbers_trains_and_predicts(
 
 
 @pytest.mark.parametrize("setting", ["values=none", "value_bins=7", "vocab_size=9", "causes=3", "edges_days=[5.0]"])
-def test_what_the_data_decides_is_not_for_the_model_to_say(setting: str, sim_prepared: Path, tmp_path: Path) -> None:
-    study = load_study(None, [*SHORT, *TINY, f"model.{setting}"])
-    with pytest.raises(EhrseqError, match=f"model.{setting.partition('=')[0]}.*decided by the prepared data"):
-        Trainer(Prepared(sim_prepared), Prepared(sim_prepared).only_task(), tmp_path / "run", study=study)
+def test_what_data_and_task_decide_is_no_setting(setting: str) -> None:
+    with pytest.raises(
+        EhrseqError, match=f"unknown setting 'model.{setting.partition('=')[0]}'.*(leave it out|did you mean)"
+    ):
+        load_study(None, [*SHORT, *TINY, f"model.{setting}"])
+
+
+def test_a_run_states_settings_and_shape(sim_run: Path) -> None:
+    """`config.yaml` has what a user sets, `config.json` also what data and task decide; the two agree."""
+    settings, built = Run(sim_run).study.model, Run(sim_run).model.config
+    assert type(settings) is ModelSettings
+    assert not {*ModelSettings.model_fields} & {*ModelShape.model_fields}
+    shape = ModelShape.model_validate(built.model_dump(include={*ModelShape.model_fields}))
+    assert ModelConfig.of(settings, shape) == built
+    assert shape.vocab_size == len(Run(sim_run).vocabulary)
+    assert shape.causes == len(Run(sim_run).task.causes)

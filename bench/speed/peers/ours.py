@@ -20,7 +20,7 @@ from turns import serve
 
 from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.batches.visit_batch import VisitBatch
-from ehrsequencing.config import ModelConfig, StudyConfig
+from ehrsequencing.config import ModelConfig, ModelSettings, StudyConfig
 from ehrsequencing.models.ensemble import build_model
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.plan import Plan
@@ -160,7 +160,7 @@ def main() -> None:
         model = build_model(same_inputs_config(store, **sizes))
         ready = [same_inputs_batch(group) for group in groups]
     else:
-        study = StudyConfig(model=ModelConfig(dropout=0.0, history_dropout=0.0, **sizes))
+        study = StudyConfig(model=ModelSettings(dropout=0.0, history_dropout=0.0, **sizes))
         plan = Plan.of(store.prepared, store.task.name, study, as_given=True)
         model = Trainer(plan).model  # as `ehrseq train` makes it
         ready = [

@@ -43,7 +43,6 @@ from ehrsequencing.prediction.run import Run
 from ehrsequencing.predictors.predictor import Predictor
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.reporting.pages import render_pooled
-from ehrsequencing.training.resolve import DECIDED_BY_DATA
 
 _MEANS = ("c", "ipa", "nll")
 _MOST_LINES = 30  # that a comparison prints
@@ -188,8 +187,7 @@ def _groups(runs: Sequence[Run], names: Sequence[str]) -> pd.Series:
             own = getattr(run.study, section).model_dump(mode="json")
             row |= {f"{section}.{name}": str(value) for name, value in own.items()}
         rows.append(row)
-    decided = [f"model.{name}" for name in DECIDED_BY_DATA]
-    table = pd.DataFrame(rows, index=list(names)).drop(columns=["training.seed", *decided])
+    table = pd.DataFrame(rows, index=list(names)).drop(columns="training.seed")
     pairs = table.loc[:, table.nunique() > 1].to_dict("index")
     texts = {
         run: ", ".join(f"{name}={value}" for name, value in own.items() if value)

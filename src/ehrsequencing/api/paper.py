@@ -190,7 +190,7 @@ def hazard_ratios(run: Run, prepared: Prepared, cause: str | None) -> pd.DataFra
         prepared.vocabulary,
         prepared.records(run.task.name, "train"),
         prepared.records(run.task.name, "tuning"),
-        run.study.model.edges_days,
+        run.predictor.edges_days,
         enough=run.study.vocabulary.min_subjects,
     )
     cox = LandmarkCox(data)

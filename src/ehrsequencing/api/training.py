@@ -12,7 +12,7 @@ from ehrsequencing.api.data import study_of
 from ehrsequencing.api.progress import print_line, training_bar
 from ehrsequencing.api.run import TrainedRun
 from ehrsequencing.config import (
-    ModelConfig,
+    ModelSettings,
     Settings,
     StudyConfig,
     TrainingConfig,
@@ -41,7 +41,7 @@ from ehrsequencing.training.loop import Progress, ShowProgress
 from ehrsequencing.training.plan import Plan
 from ehrsequencing.training.pretraining.pretrain import Pretrainer
 from ehrsequencing.training.processes import joined_processes
-from ehrsequencing.training.resolve import DECIDED_BY_DATA, resolve_inputs
+from ehrsequencing.training.resolve import shape_of_inputs
 from ehrsequencing.training.run_folder import (
     RunFolder,
     alone_in,
@@ -384,8 +384,7 @@ def save_run(
     prepared = _prepared(data)
     asked = prepared.task(task or prepared.only_task())
     config, last = model.config, asked.horizons[-1]
-    unset = {name: ModelConfig.model_fields[name].default for name in DECIDED_BY_DATA}
-    needed = resolve_inputs(config.model_copy(update=unset), prepared).model_dump()
+    needed = shape_of_inputs(config, prepared).model_dump()
     needed |= {"causes": len(asked.causes), "outcomes": len(prepared.outcomes(asked.name))}
     needed |= {"edges_days": config.edges_days, "members": config.members}
     if config.head == "horizon" and max(config.edges_days, default=0) < last:
@@ -400,12 +399,14 @@ def save_run(
     study = prepared.study.model_copy(
         update={
             "task": asked,
-            "model": config,
+            "model": ModelSettings.model_validate(
+                config.model_dump(include={*ModelSettings.model_fields})
+            ),
             "training": TrainingConfig(blend=False, members=config.members),
         }
     )
     train, tuning = (prepared.outcome_records(asked.name, split) for split in ("train", "tuning"))
-    plan = Plan(prepared, asked, study, train, tuning)
+    plan = Plan(prepared, asked, config, study, train, tuning)
     facts = {"fingerprint": plan.fingerprint, "made_of": plan.made_of, "trained": "outside"}
     with RunFolder(Path(out), prepared, asked.name, plan.made_of).held(resume=False):
         write_run_files(Path(out), prepared, study, model, [], facts)

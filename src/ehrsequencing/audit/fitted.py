@@ -64,7 +64,7 @@ def _grid_is_same(data: AuditData) -> bool | None:
     if data.run.is_visit_head or data.run.manifest.get("trained") == "outside":
         return None
     bins = data.run.study.training.grid_bins
-    used = np.array(data.run.study.model.edges_days)
+    used = np.array(data.run.predictor.edges_days)
     again = np.array(training_edges(data.prepared, data.task, bins=bins))
     return used.shape == again.shape and np.allclose(used, again, rtol=SAME, atol=0.0)
 

@@ -33,7 +33,6 @@ SMALL = (
     "training.learning_rate=3e-3",
     "training.weight_decay=0",
     "training.ema=0.9",
-    "training.ema_warmup=10",
     "training.visit_budget=2048",
     "training.subjects_per_step=null",
     "training.masked_codes=0",

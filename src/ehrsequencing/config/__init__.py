@@ -17,7 +17,7 @@ from ehrsequencing.config.files import (
     validated,
 )
 from ehrsequencing.config.importing import ImportConfig, load_import
-from ehrsequencing.config.model import ModelConfig
+from ehrsequencing.config.model import ModelConfig, ModelSettings, ModelShape
 from ehrsequencing.config.records import (
     DataConfig,
     DialectConfig,
@@ -58,6 +58,8 @@ __all__ = [
     "ImportConfig",
     "IndexConfig",
     "ModelConfig",
+    "ModelSettings",
+    "ModelShape",
     "OutcomesConfig",
     "PretrainingConfig",
     "Settings",

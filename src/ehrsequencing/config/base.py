@@ -180,7 +180,7 @@ class Kind:
 _VARIANTS = "ehrsequencing.models.visit_encoder_variants"
 visit_encoder = Kind(
     "visit_encoder",
-    {"attention": "ehrsequencing.models.visit_encoder"}
+    dict.fromkeys(("attention", "bottleneck"), "ehrsequencing.models.visit_encoder")
     | dict.fromkeys(("mean", "sum", "scaled_sum", "max", "transformer"), _VARIANTS),
 )
 # what pretraining learns; no part of a model

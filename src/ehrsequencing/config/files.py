@@ -172,6 +172,8 @@ def settings_named(kind: type[BaseModel], last: str) -> list[str]:
 def _what_comes_close(kind: type[BaseModel], unknown: str) -> str:
     """The settings that somebody may have meant, else the first part of all names."""
     last = unknown.rpartition(".")[2]
+    if gone := right_way("settings", last):
+        return gone
     named, way = settings_named(kind, last), right_way("arguments", last)
     near = [one for one in named if one.count(".") < 2] or settings_named(kind, way)
     if way and not near:

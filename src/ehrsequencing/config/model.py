@@ -1,4 +1,4 @@
-"""Settings of a model: its parts, sizes and embeddings."""
+"""A model: what a user sets (`ModelSettings`), what data and task decide (`ModelShape`), and both (`ModelConfig`)."""
 
 from typing import Annotated, Any, Literal
 
@@ -23,12 +23,11 @@ _ELSEWHERE = {
 VisitEncoder = Annotated[str, AfterValidator(parts.visit_encoder.checked)]
 
 
-class ModelConfig(Settings):
+class ModelSettings(Settings):
     """The parts and sizes of a model (docs/models.md). `size` is the default of `dim`, `layers` and `heads`."""
 
     # d64 2 layers | d128 4 layers | d256 6 layers
     size: Literal["small", "medium", "large"] | None = None
-    vocab_size: int = Field(default=2, ge=2)  # number of token ids, 0 = [PAD]; filled in by `train`
     # hierarchical: codes become visits, and visits a timeline; flat: all codes of a subject are one sequence
     architecture: Literal["hierarchical", "flat"] = "hierarchical"
     dim: int = Field(default=128, ge=4)  # width d of every vector
@@ -40,50 +39,31 @@ class ModelConfig(Settings):
     code_dropout: float = Field(default=0.0, ge=0, lt=1)
     # Probability that training hides a visit (flat: a code) from attention over time. Default 0 for flat.
     history_dropout: float = Field(default=0.3, ge=0, lt=1)
-    # how a visit's codes become one vector: attention, mean, sum, scaled_sum, max, transformer, or one of your own
+    # how a visit's codes become one vector: attention, bottleneck, mean, sum, scaled_sum, max, transformer, or your own
     visit_encoder: VisitEncoder = "attention"
     visit_mlp: bool = True  # residual MLP after the visit encoder
-    # attention: q·tanh(W e + b) | W2 tanh(W1 e + b1) + b2
-    scorer: Literal["query", "bottleneck"] = "query"
-    visit_layers: int = Field(default=1, ge=1)  # visit_encoder=transformer: number of layers
-    # visit_encoder=transformer: mean of the codes, or a CLS token
-    visit_pool: Literal["mean", "cls"] = "mean"
     wide_head: bool = False  # linear head on the input of the timeline; starts at zero
     # width of the table branch, which sums the numbers of each visit and query; 0: none
     table_dim: int = Field(default=0, ge=0)
-    table_columns: int = Field(default=0, ge=0)  # filled in by `train`: tokens that carry numbers
     # causal: no visit sees a later one; bidirectional: for pretraining, hazards cannot be fitted with it
     attention: Literal["causal", "bidirectional"] = "causal"
     # horizon: hazards per day of each cause, so risk by any day; visit: hazard of an event before the next visit
     head: Literal["horizon", "visit"] = "horizon"
-    causes: int = Field(default=1, ge=1)  # outcome and competing events; filled in by `train`
-    edges_days: tuple[float, ...] = ()  # inner edges of the hazard's bins; the last bin is open
-    # how many codes have hazards of their own; filled in by `train` from the task
-    outcomes: int = Field(default=0, ge=0)
     # embedding of the visit's index; flat: of the token's
     position: Literal["learned", "sinusoidal", "none"] = "learned"
     rotary: bool = True  # attention knows the days and visits between two visits; not flat
     code_position: bool = False  # embedding of a code's position within its visit
     code_types: bool = False  # embedding of a code's type (its MEDS prefix)
-    n_code_types: int = Field(default=1, ge=1)  # filled in by `train`
     age_bin_years: float = Field(default=5.0, ge=0)  # 0 = no age embedding
     age_polynomial: bool = False  # adds a cubic in age to the bins
     # embedding of the time since the visit before: log bins from an hour to 10 years, linear bins, or none
     delta_bins: Literal["log", "linear", "none"] = "log"
-    delta_bin_days: float = Field(default=7.0, gt=0)  # delta_bins=linear: width of a bin
-    # delta_bins=linear: from here on the last bin is open
-    delta_top_days: float = Field(default=365.0, gt=0)
     max_visits: int = Field(
         default=512, ge=1
     )  # attention window: a visit and the max_visits - 1 before it
     max_tokens: int = Field(
         default=2048, ge=1
     )  # flat: attention window in tokens, cut at whole visits
-    # how a code's number enters its vector; filled in by `train` from values.mode
-    values: Literal["polynomial", "interpolate", "none"] = "polynomial"
-    value_bins: int = Field(default=5, ge=2)  # values=interpolate: number of knots
-    frozen: tuple[Literal["age", "visit"], ...] = ()  # embeddings that are not trained
-    members: int = Field(default=1, ge=1)  # size of the ensemble; filled in from training.members
 
     @model_validator(mode="before")
     @classmethod
@@ -91,7 +71,8 @@ class ModelConfig(Settings):
         if not isinstance(data, dict):
             return data
         for name in set(data) & set(_ELSEWHERE):
-            raise ValueError(f"unknown setting {name!r}: did you mean {_ELSEWHERE[name]}?")
+            if _ELSEWHERE[name] in cls.model_fields:
+                raise ValueError(f"unknown setting {name!r}: did you mean {_ELSEWHERE[name]}?")
         sizes = {"small": (64, 4, 2), "medium": (128, 4, 4), "large": (256, 8, 6)}
         size = sizes.get(str(data.get("size")))
         of_size = {} if size is None else dict(zip(("dim", "heads", "layers"), size, strict=True))
@@ -99,15 +80,53 @@ class ModelConfig(Settings):
         return {**of_size, **of_flat, **data}
 
     @model_validator(mode="after")
-    def _consistent(self) -> "ModelConfig":
+    def _heads_divide(self) -> "ModelSettings":
         if self.dim % self.heads:
             raise ValueError(f"dim={self.dim} must be a multiple of heads={self.heads}")
+        return self
+
+    @property
+    def relates_codes(self) -> bool:
+        """Whether the cost grows with the square of the number of codes in a visit."""
+        return self.architecture == "flat" or self.visit_encoder == "transformer"
+
+
+class ModelShape(Settings):
+    """What data, task and the number of members decide of a model; `train` finds it out."""
+
+    vocab_size: int = Field(default=2, ge=2)  # number of token ids, 0 = [PAD]
+    table_columns: int = Field(default=0, ge=0)  # tokens that carry numbers
+    causes: int = Field(default=1, ge=1)  # outcome and competing events
+    edges_days: tuple[float, ...] = ()  # inner edges of the hazard's bins; the last bin is open
+    outcomes: int = Field(default=0, ge=0)  # codes that have hazards of their own
+    n_code_types: int = Field(default=1, ge=1)
+    # how a code's number enters its vector
+    values: Literal["polynomial", "interpolate", "none"] = "polynomial"
+    value_bins: int = Field(default=5, ge=2)  # values=interpolate: number of knots
+    members: int = Field(default=1, ge=1)  # size of the ensemble
+
+    @model_validator(mode="after")
+    def _rising(self) -> "ModelShape":
         if not all(
             a < b < float("inf")
             for a, b in zip((0.0, *self.edges_days), self.edges_days, strict=False)
         ):
             raise ValueError("edges_days must be positive, finite and rising")
         return self
+
+    @property
+    def bins(self) -> int:
+        """Number of hazard bins K: one more than the inner edges, since the last bin is open."""
+        return len(self.edges_days) + 1
+
+
+class ModelConfig(ModelSettings, ModelShape):
+    """What a model is built from: settings and shape."""
+
+    @classmethod
+    def of(cls, settings: ModelSettings, shape: ModelShape) -> "ModelConfig":
+        """Both in one."""
+        return cls.model_validate(settings.model_dump() | shape.model_dump())
 
     @classmethod
     def as_seeds(cls, n_codes: int, dim: int = 128, **settings: Any) -> "ModelConfig":
@@ -127,13 +146,3 @@ class ModelConfig(Settings):
             "code_position": settings.get("architecture") != "flat",
         }
         return cls(vocab_size=n_codes, dim=dim, **{**plain, **settings})
-
-    @property
-    def relates_codes(self) -> bool:
-        """Whether the cost grows with the square of the number of codes in a visit."""
-        return self.architecture == "flat" or self.visit_encoder == "transformer"
-
-    @property
-    def bins(self) -> int:
-        """Number of hazard bins K: one more than the inner edges, since the last bin is open."""
-        return len(self.edges_days) + 1

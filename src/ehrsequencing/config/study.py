@@ -6,7 +6,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from ehrsequencing.config import base as parts
 from ehrsequencing.config.base import Settings
-from ehrsequencing.config.model import ModelConfig
+from ehrsequencing.config.model import ModelSettings
 from ehrsequencing.config.records import (
     DataConfig,
     SplitsConfig,
@@ -42,24 +42,15 @@ class TrainingConfig(Settings):
     # steps in which the learning rate rises from near 0 to its value
     warmup_steps: int = Field(default=100, ge=0)
     weight_decay: float = Field(default=1.0, ge=0)  # decoupled (AdamW); weight matrices only
-    # Above so many steps an epoch, decay falls in proportion, so that its effective memory stays constant in epochs.
-    decay_steps: int | None = Field(default=300, ge=1)  # null: it never falls
     ema: float = Field(
         default=0.9999, ge=0, lt=1
     )  # decay of the averaged weights; 0 = no averaging
-    ema_warmup: int = Field(
-        default=4, ge=2
-    )  # the decay at step t is at most (1 + t) / (ema_warmup + t)
     # 32: float32; bf16: bfloat16 autocast, scores of attention in float32
     precision: Literal["32", "bf16"] = "32"
     # stop after so many epochs without a better tuning NLL, warm-up excluded
     patience: int = Field(default=6, ge=1)
-    # tuning NLL at all prediction times, or only at landmarks
-    early_stop: Literal["visits", "landmarks"] = "visits"
-    checkpoint_steps: int = Field(
-        default=200, ge=1
-    )  # save every so many steps, and after each epoch
-    checkpoint_seconds: float = Field(default=15.0, ge=0)  # shortest time between two checkpoints
+    # shortest time between two checkpoints; 0: one after each step
+    checkpoint_seconds: float = Field(default=15.0, ge=0)
     # strength of the final recalibration (prior SD of the correction); 0 = off
     recalibration: float = Field(default=0.05, ge=0)
     # Also fit boosted trees and a landmark Cox model, and answer with a convex mean of the three (of their log
@@ -123,8 +114,6 @@ class EvaluationConfig(Settings):
     decision_thresholds: tuple[
         Annotated[float, Field(gt=0, lt=1)], ...
     ] = ()  # empty: chosen from the predicted risks
-    # groups with metrics of their own: by sex, decade of age, and other codes without a time
-    subgroups: tuple[Literal["sex", "age", "static"], ...] = ("sex", "age", "static")
     # Number of settings tried before these, for the report (null: not provided). The boosted baseline tries as many.
     tuning_trials: int | None = Field(default=None, ge=0)
     # YAML file with what only people know (TRIPOD+AI); examples/tripod.yaml is an empty one
@@ -151,7 +140,7 @@ class StudyConfig(Settings):
     vocabulary: VocabularyConfig = VocabularyConfig()
     splits: SplitsConfig = SplitsConfig()
     task: TaskConfig | None = None
-    model: ModelConfig = ModelConfig()
+    model: ModelSettings = ModelSettings()
     training: TrainingConfig = TrainingConfig()
     pretraining: PretrainingConfig = PretrainingConfig()
     transfer: TransferConfig = TransferConfig()

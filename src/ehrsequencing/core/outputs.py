@@ -37,7 +37,7 @@ from ehrsequencing.core.files import (
     write_json,
 )
 
-FORMAT = 3  # of manifests
+FORMAT = 4  # of manifests, since 2.0.0
 MANIFEST = "manifest.json"  # of a folder: its kind and the hash of each file
 HISTORY = "history.jsonl"  # of a run: one line per epoch
 # The files of a run that prediction needs. Its other files may be deleted or edited.
@@ -77,8 +77,8 @@ class Kind:
         return {"kind": self.name, "format": FORMAT}
 
     def is_of(self, facts: object) -> bool:
-        """Whether a manifest names this kind, in the format of this version."""
-        return isinstance(facts, dict) and self.facts.items() <= facts.items()
+        """Whether a manifest names this kind."""
+        return isinstance(facts, dict) and facts.get("kind") == self.name
 
 
 PREPARED = Kind("prepared", "a prepared data set")
@@ -98,10 +98,7 @@ CHECK = Kind("check", "a report of ehrseq check", (b'"kind": "check"',))
 PREDICTIONS = Kind(
     "predictions",
     "predictions",
-    (
-        b'"subject_id","prediction_time","cause","horizon_days","risk","kind","index_time"',
-        b'"subject_id","prediction_time","cause","horizon_days","risk","start_days"',
-    ),
+    (b'"subject_id","prediction_time","cause","horizon_days","risk","kind","index_time"',),
 )
 DRIFT = Kind(
     "drift", "a comparison with training people", (b"<title>New people beside the training people",)
@@ -356,21 +353,36 @@ def require_unchanged(
 
 
 def _whole_manifest(path: Path) -> dict[str, Any]:
-    """A manifest whose entries are as they were written, in the format of this version."""
+    """A manifest of this version whose entries are as they were written."""
     manifest = read_json(path)
     if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
         raise EhrseqError("is damaged", where=str(path), fix=_AGAIN)
+    require_format(manifest, path)
     if manifest != sealed(manifest):
         raise EhrseqError("has changed since it was written", where=str(path), fix=_AGAIN)
     del manifest[_DIGEST]
-    if manifest.get("format") != FORMAT:
-        made_by = (manifest.get("versions") or {}).get("ehrsequencing", "before 2")
-        raise EhrseqError(
-            f"was made by version {made_by} of ehrsequencing, which alone reads it",
-            where=str(path),
-            fix=f"{_AGAIN}, or use that version",
-        )
     return manifest
+
+
+def require_format(manifest: Mapping[str, Any], path: Path) -> None:
+    """Refuse a manifest, or the mark of an unfinished output, that another major version wrote.
+
+    Raises:
+        EhrseqError: Names the version that reads it.
+    """
+    if manifest.get("format") != FORMAT:
+        run, prepared = manifest.get("versions"), manifest.get("version")
+        named = run.get("ehrsequencing") if isinstance(run, dict) else prepared
+        raise of_another_version(str(named or "1.x"), path)
+
+
+def of_another_version(version: str, path: Path) -> EhrseqError:
+    """That another version wrote a file or a folder."""
+    return EhrseqError(
+        f"was made by ehrsequencing {version}, which alone reads it",
+        where=str(path),
+        fix="make it again, or use that version",
+    )
 
 
 def _is_inside(file: Path, folder: Path) -> bool:

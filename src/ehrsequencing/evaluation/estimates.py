@@ -376,7 +376,7 @@ def recalibrate(run: Run, prepared: Prepared) -> Recalibration:
     chosen = np.flatnonzero(at_landmark)
     return fit_recalibration(
         np.concatenate(eta),
-        run.study.model.edges_days,
+        run.predictor.edges_days,
         duration_days=rows.duration_days[chosen],
         cause=rows.cause[chosen],
         entry_days=rows.entry_days[chosen],

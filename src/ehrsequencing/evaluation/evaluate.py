@@ -354,8 +354,8 @@ class Evaluation:
         return rows
 
     def _subgroups(self, comparison: Comparison) -> Rows:
-        at, kinds = self.records.at_landmark(comparison.landmark_days or 0), self.settings.subgroups
-        groups = groups_of_rows(self.records, self.source.vocabulary, chosen=at, kinds=kinds)
+        at = self.records.at_landmark(comparison.landmark_days or 0)
+        groups = groups_of_rows(self.records, self.source.vocabulary, chosen=at)
         return subgroup_rows(comparison, groups, self.task.causes, model=self.ours)
 
     def _trajectories(self, risk: Floats, horizon_days: float) -> Rows:

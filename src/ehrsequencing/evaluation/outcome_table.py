@@ -185,7 +185,7 @@ class OutcomeRows:
         whole = prepared.outcome_records(run.task.name, split)
         chosen = drawn_subjects(whole, settings)
         self.records = whole if chosen is None else whole.take(chosen)
-        self.rows, self.edges = self.records.rows, run.study.model.edges_days
+        self.rows, self.edges = self.records.rows, run.model.config.edges_days
         assert self.records.outcomes is not None
         self.subject = self.rows.subject
         self.subject_ids = np.unique(self.subject)
@@ -206,7 +206,7 @@ class OutcomeRows:
         self.bounds = np.searchsorted(listed.code[order], np.arange(len(run.outcomes) + 1))
         self.landmarks = [self.records.at_landmark(days) for days in run.task.landmarks]
         self.at_landmarks = np.concatenate(self.landmarks)  # one landmark after another
-        groups = groups_of_rows(self.records, run.vocabulary, chosen=every, kinds=("sex",))
+        groups = groups_of_rows(self.records, run.vocabulary, chosen=every)
         self.has_sex = "sex" in groups
         sex = (
             np.unique(groups["sex"], return_inverse=True)[1].reshape(-1)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.stats import t as student
 
-from ehrsequencing.config import EvaluationConfig, ModelConfig, StudyConfig
+from ehrsequencing.config import EvaluationConfig, StudyConfig
 from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.disclosure import TOO_FEW
 from ehrsequencing.core.errors import EhrseqError
@@ -36,7 +36,6 @@ from ehrsequencing.records.prepare import prepare, require_made_of
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.fit import fit
 from ehrsequencing.training.plan import Plan
-from ehrsequencing.training.resolve import DECIDED_BY_DATA
 
 FOLDER, SUMMARY, ROWS = "splits", "repeated_splits.json", "rows.json"
 FIRST_SEED = 1234
@@ -335,14 +334,11 @@ def split_fingerprint(study: StudyConfig, settings: EvaluationConfig, origin: st
 
 
 def split_study(study: StudyConfig, seed: int) -> StudyConfig:
-    """The same settings with another random division of the subjects; what depends on the data is determined again."""
-    open_again = {name: ModelConfig.model_fields[name].default for name in DECIDED_BY_DATA}
+    """The same settings with another random division of the subjects."""
     # Subjects are divided by a hash of id + seed: seeds 1, 2, 3 … would move one pattern along consecutive ids.
     spread = {"by": "hash", "train": TRAIN, "tuning": TUNING, "seed": seed}
     divided = study.splits.model_copy(update=spread)
-    return study.model_copy(
-        update={"splits": divided, "model": study.model.model_copy(update=open_again)}
-    )
+    return study.model_copy(update={"splits": divided})
 
 
 def _judge(

@@ -89,7 +89,7 @@ def _value(one: Estimate, place: tuple[int, int]) -> dict[str, Any]:
 
 
 def groups_of_rows(
-    records: TaskRecords, vocabulary: Vocabulary, *, chosen: Ints, kinds: Sequence[str]
+    records: TaskRecords, vocabulary: Vocabulary, *, chosen: Ints
 ) -> dict[str, NDArray[np.str_]]:
     """What group each row belongs to, by age and visits at the prediction time and by each family of static codes.
 
@@ -101,23 +101,16 @@ def groups_of_rows(
         records: Static codes and prediction times.
         vocabulary: Names of the tokens.
         chosen: (r,) which rows.
-        kinds: Of `sex`, `age`, `static`; with any of them also by the number of visits so far.
 
     Returns:
         Group → (r,) name of each row's level.
     """
-    out: dict[str, NDArray[np.str_]] = {}
     rows = records.rows
-    subject = rows.subject[chosen]
-    if "age" in kinds:
-        out["age"] = age_bands(rows.age_years[chosen])
-    if kinds:
-        band = np.searchsorted(VISIT_EDGES, rows.visits_before[chosen], side="right")
-        out[VISITS] = np.array(VISIT_BANDS)[band]
+    band = np.searchsorted(VISIT_EDGES, rows.visits_before[chosen], side="right")
+    out = {"age": age_bands(rows.age_years[chosen]), VISITS: np.array(VISIT_BANDS)[band]}
     for family, level_of in _families(records.timelines, vocabulary):
-        kind = "sex" if family.upper().startswith(("GENDER", "SEX")) else "static"
-        if kind in kinds:
-            out["sex" if kind == "sex" and "sex" not in out else family] = level_of[subject]
+        is_sex = family.upper().startswith(("GENDER", "SEX")) and "sex" not in out
+        out["sex" if is_sex else family] = level_of[rows.subject[chosen]]
     return {group: levels for group, levels in out.items() if len(np.unique(levels)) > 1}
 
 

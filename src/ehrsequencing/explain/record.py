@@ -311,7 +311,7 @@ class Question:
         Raises:
             EhrseqError: The run has no such cause, or cannot answer for the horizon.
         """
-        causes = run.task.causes[: run.study.model.causes]
+        causes = run.task.causes
         if cause is not None and cause not in causes:
             raise EhrseqError(
                 "the task has no such cause",

@@ -139,8 +139,8 @@ def _row(
 def has_attention(run: Run) -> bool:
     """Whether the run's visit encoder weighs the codes of a visit."""
     model = run.study.model
-    is_pooled = model.architecture == "hierarchical" and model.visit_encoder == "attention"
-    return run.study.training.network and is_pooled
+    has_weights = model.visit_encoder in ("attention", "bottleneck")
+    return run.study.training.network and model.architecture == "hierarchical" and has_weights
 
 
 def attention_weights(run: Run, timelines: Timelines) -> Floats:

@@ -230,7 +230,7 @@ def removed_risks(
         progress: Called with (patients done, patients to do).
     """
     patients, run = gathered.patients, records.run
-    shape = removals.answers, run.study.model.causes, len(run.task.horizons)
+    shape = removals.answers, len(run.task.causes), len(run.task.horizons)
     out = np.empty(shape, dtype=np.float32)
     place = {int(subject): s for s, subject in enumerate(patients.subject_id.tolist())}
     number = {code: k for k, code in enumerate(gathered.codes)}

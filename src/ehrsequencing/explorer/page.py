@@ -256,7 +256,7 @@ def _about(explorer: Explorer) -> dict[str, Any]:
     return {
         "title": _clean(task.heading),
         "question": _clean(question(task)),
-        "causes": [_clean(cause) for cause in task.causes[: run.study.model.causes]],
+        "causes": [_clean(cause) for cause in task.causes],
         "horizons_days": [float(day) for day in task.horizons],
         "main": task.horizons.index(run.main_horizon),
         "start_days": float(task.blanking),

@@ -271,9 +271,7 @@ def _sex(encoded: TaskRecords, asked: RiskPredictor) -> NDArray[np.str_]:
     out = np.full(n, "", dtype=object)
     own = np.flatnonzero(np.diff(rows.row_offsets))
     if len(own):
-        levels = groups_of_rows(
-            encoded, asked.run.vocabulary, chosen=rows.row_offsets[own], kinds=["sex"]
-        )
+        levels = groups_of_rows(encoded, asked.run.vocabulary, chosen=rows.row_offsets[own])
         if "sex" in levels:
             out[own] = levels["sex"]
     return out.astype(np.str_)

@@ -235,13 +235,6 @@ class SurvivalModel(HazardModel):
             with torch.no_grad():
                 self.wide_head.weight.mul_(slope.reshape(-1, 1))
 
-    def _freeze(self, **modules: nn.Module | None) -> None:
-        """Leave the embeddings that the configuration names as they are."""
-        for name in self.config.frozen:
-            module = modules[name]
-            if module is not None:
-                module.requires_grad_(False)
-
     def save_pretrained(self, path: str | Path) -> None:
         """Write `config.json` and `model.safetensors` into a folder, each in one rename.
 

@@ -148,7 +148,6 @@ class BEHRTForSurvival(SurvivalModel):
         super().__init__(config)
         self.encoder = BEHRT(config)
         self._add_head()
-        self._freeze(age=self.encoder.embedding.age, visit=self.encoder.embedding.visit)
 
     def forward(self, batch: VisitBatch) -> Tensor:
         """Logits per row: (N, causes, bins) log-hazards per day, or (N,) for the `visit` head (NaN for queries)."""

@@ -26,6 +26,10 @@ GAP_EDGES_DAYS = (
     *(float(2**j) for j in range(12)),
     3652.5,
 )
+GAP_BIN_DAYS, GAP_TOP_DAYS = (
+    7.0,
+    365.0,
+)  # of equal gap bins: their width, and from where on the last is open
 
 
 class CodeEmbedding(nn.Module):
@@ -241,23 +245,22 @@ class DeltaTEmbedding(nn.Module):
     """Binned time gap since the visit before.
 
     - `log`: an own bin without a visit before, then from 0, 1 h, 2 h … 1 d, 2 d, 4 d … 10 y (`GAP_EDGES_DAYS`).
-    - `linear`: `⌊gap / bin_days⌋`, the top bin open from `top_days` on; a first visit has gap 0.
+    - `linear`: whole weeks, the top bin open from a year on; a first visit has gap 0.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.linear = config.delta_bins == "linear"
-        self.bin_days, self.top_days = config.delta_bin_days, config.delta_top_days
-        top = math.ceil(self.top_days / self.bin_days)
-        self.table = nn.Embedding(top + 1 if self.linear else len(GAP_EDGES_DAYS) + 1, config.dim)
+        edges = math.ceil(GAP_TOP_DAYS / GAP_BIN_DAYS) if self.linear else len(GAP_EDGES_DAYS)
+        self.table = nn.Embedding(edges + 1, config.dim)
         nn.init.normal_(self.table.weight, std=config.dim**-0.5)
 
     def forward(self, delta_days: Tensor, is_first: Tensor) -> Tensor:
         """(N,) gaps and whether no visit came before → (N, d)."""
         if self.linear:
             top = self.table.num_embeddings - 1
-            bins = (delta_days / self.bin_days).floor().clamp(max=top).long()
-            bins = bins.masked_fill(delta_days >= self.top_days, top)
+            bins = (delta_days / GAP_BIN_DAYS).floor().clamp(max=top).long()
+            bins = bins.masked_fill(delta_days >= GAP_TOP_DAYS, top)
         else:
             bins = gap_bins(delta_days, is_first)
         return self.table(bins)

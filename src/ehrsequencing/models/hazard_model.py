@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ehrsequencing.batches.visit_batch import VisitBatch
-from ehrsequencing.config import ModelConfig
+from ehrsequencing.config import ModelConfig, ModelSettings
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models.hazards import SurvivalHead, horizon_nll, visit_nll
 from ehrsequencing.models.outcomes import OUTCOME_RANK, OutcomeHazards, OutcomeHead, OutcomeLabels
@@ -16,7 +16,7 @@ from ehrsequencing.models.table import TableBranch
 _CLASSES = {"hierarchical": "HierarchicalBEHRTForSurvival", "flat": "BEHRTForSurvival"}
 
 
-def refuse_bidirectional(config: ModelConfig) -> None:
+def refuse_bidirectional(config: ModelSettings) -> None:
     """Refuse to fit hazards with a timeline in which visits see later ones.
 
     Raises:

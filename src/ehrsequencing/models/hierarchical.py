@@ -35,7 +35,6 @@ class HierarchicalBEHRTForSurvival(SurvivalModel):
         self.visit_time_embedding = VisitTimeEmbedding(config)
         self.timeline = TimelineEncoder(config)
         self._add_head()
-        self._freeze(age=self.visit_time_embedding.age, visit=self.visit_time_embedding.position)
 
     def forward(self, batch: VisitBatch) -> Tensor:
         """Logits per row: (N, causes, bins) log-hazards per day, or (N,) for the `visit` head (NaN for queries)."""

@@ -156,13 +156,14 @@ def _of_delta(plain: nn.DeltaTEmbedding) -> dict[str, Any]:
     settings = {"dim": plain.table.embedding_dim}
     if plain.bin_days is None:
         return settings
-    linear = {"delta_bin_days": plain.bin_days, "delta_top_days": plain.top_days}
-    return {**settings, **linear, "delta_bins": "linear"}
+    if (plain.bin_days, plain.top_days) != (embeddings.GAP_BIN_DAYS, embeddings.GAP_TOP_DAYS):
+        raise _lacking("ehrsequencing.models", "gaps in other bins than weeks up to a year")
+    return {**settings, "delta_bins": "linear"}
 
 
 def _plain_delta(packed: embeddings.DeltaTEmbedding) -> nn.DeltaTEmbedding:
-    bin_days = packed.bin_days if packed.linear else None
-    return nn.DeltaTEmbedding(packed.table.embedding_dim, bin_days, packed.top_days)
+    bin_days = embeddings.GAP_BIN_DAYS if packed.linear else None
+    return nn.DeltaTEmbedding(packed.table.embedding_dim, bin_days, embeddings.GAP_TOP_DAYS)
 
 
 def _of_time(plain: nn.VisitTimeEmbedding) -> dict[str, Any]:
@@ -214,9 +215,16 @@ def _layer(module: Any) -> Any:
     return module.layers[0]
 
 
-def _first_layer(encoder: Any) -> Any:
-    """The linear layer that a scorer begins with."""
-    return encoder.W if encoder.scorer == "query" else encoder.W1
+def _of_pooling(plain: nn.AttnPoolingVisitEncoder) -> dict[str, Any]:
+    if plain.scorer == "query":
+        return {"dim": plain.W.in_features}
+    return {"dim": plain.W1.in_features, "visit_encoder": "bottleneck"}
+
+
+def _plain_pooling(packed: encoders.AttnPoolingVisitEncoder) -> nn.AttnPoolingVisitEncoder:
+    if packed.has_query:
+        return nn.AttnPoolingVisitEncoder(packed.W.in_features)
+    return nn.AttnPoolingVisitEncoder(packed.W1.in_features, "bottleneck")
 
 
 def _of_timeline(plain: nn.TimelineEncoder) -> dict[str, Any]:
@@ -311,22 +319,17 @@ _ENCODERS = (
     _Pair(
         nn.AttnPoolingVisitEncoder,
         encoders.AttnPoolingVisitEncoder,
-        lambda plain: {"dim": _first_layer(plain).in_features, "scorer": plain.scorer},
-        lambda packed: nn.AttnPoolingVisitEncoder(_first_layer(packed).in_features, packed.scorer),
+        _of_pooling,
+        _plain_pooling,
     ),
     _Pair(
         nn.TransformerVisitEncoder,
         variants.TransformerVisitEncoder,
-        lambda plain: {
-            **_of_layer(_layer(plain)),
-            "visit_encoder": "transformer",
-            "visit_layers": len(plain.layers),
-        },
+        lambda plain: {**_of_layer(_layer(plain)), "visit_encoder": "transformer"},
         lambda packed: nn.TransformerVisitEncoder(
             _layer(packed).out.in_features,
             _layer(packed).heads,
-            len(packed.layers),
-            _layer(packed).dropout,
+            dropout=_layer(packed).dropout,
         ),
     ),
 )

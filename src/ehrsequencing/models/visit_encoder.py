@@ -18,10 +18,11 @@ from ehrsequencing.models.segments import dropout, segment_softmax
 
 
 @visit_encoder("attention")
+@visit_encoder("bottleneck")
 class AttnPoolingVisitEncoder(nn.Module):
     """Learned importance: `u_v = Σ α_k e_k`, `α = softmax over the visit of score(e_k)`.
 
-        query        score(e) = q·tanh(W e + b)                       W: d → d
+        attention    score(e) = q·tanh(W e + b)                       W: d → d
         bottleneck   score(e) = W2 tanh(W1 e + b1) + b2                W1: d → d/2
 
     Each code is scored alone, so the same code has the same score everywhere. α sums to 1 over a visit's codes; it is
@@ -30,8 +31,8 @@ class AttnPoolingVisitEncoder(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.scorer = config.scorer
-        if config.scorer == "query":
+        self.has_query = config.visit_encoder != "bottleneck"
+        if self.has_query:
             self.W = nn.Linear(config.dim, config.dim)
             # small, so that attention starts near the mean
             self.q = nn.Parameter(torch.randn(config.dim) * config.dim**-0.5)
@@ -63,7 +64,7 @@ class AttnPoolingVisitEncoder(nn.Module):
         gradient of b loses its direction.
         """
         with torch.autocast(e.plain.device.type, enabled=False):
-            if self.scorer == "query":
+            if self.has_query:
                 hidden = e.linear(2 * self.W.weight, 2 * self.W.bias)
                 return torch.cat([one.sigmoid() @ (2 * self.q) for one in hidden])
             hidden = e.linear(2 * self.W1.weight, 2 * self.W1.bias)

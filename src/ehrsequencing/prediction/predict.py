@@ -294,7 +294,7 @@ class RiskPredictor:
         self.of_run: Predictor | None = None
         if not run.is_visit_head:
             self.of_run = run.recalibrated if recalibrated else run.predictor
-        self.causes = run.task.causes[: run.study.model.causes]
+        self.causes = run.task.causes
         self.start_days = start_days_of(run)
 
     def risk(self, records: TaskRecords) -> Floats32:
@@ -403,7 +403,7 @@ def horizons_of(run: Run, horizons_days: Sequence[float] | None) -> tuple[float 
     horizons, start, end = (
         tuple(horizons_days or run.task.horizons),
         run.task.blanking,
-        run.study.model.edges_days[-1],
+        run.predictor.edges_days[-1],
     )
     if min(horizons) <= 0:
         raise EhrseqError("horizons must be positive", where=where, fix="write them as 90d,2y")

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from ehrsequencing.core.arrays import Floats, Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_unpacked
-from ehrsequencing.core.outputs import PREDICTIONS, Kind, output_file
+from ehrsequencing.core.outputs import PREDICTIONS, Kind, of_another_version, output_file
 from ehrsequencing.core.version import __version__
 from ehrsequencing.prediction.moment import (
     KINDS,
@@ -266,7 +266,11 @@ def _read(path: Path) -> pa.Table:
     """The whole table; of CSV, columns of text that must be numbers are refused later, not by Arrow with the value."""
     try:
         if path.name.endswith(".parquet"):
-            return pq.read_table(path)
+            table = pq.read_table(path)
+            version = (table.schema.metadata or {}).get(b"ehrsequencing.version", b"").decode()
+            if version and version.partition(".")[0] != __version__.partition(".")[0]:
+                raise of_another_version(version, path)
+            return table
         return pc.read_csv(pa.BufferReader(read_unpacked(path)))
     except OSError as error:
         raise EhrseqError(

@@ -28,7 +28,7 @@ from ehrsequencing.core.outputs import (
     require_unchanged,
     save_manifest,
 )
-from ehrsequencing.records.outcomes import read_outcomes
+from ehrsequencing.records.outcomes import OUTCOMES_FILE, read_outcomes
 from ehrsequencing.records.people import PEOPLE
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.scales import KNOTS
@@ -155,7 +155,7 @@ class Run:
     @cached_property
     def outcomes(self) -> list[str]:
         """The codes of the outcomes that the model predicts beside the task's causes; a code's place is its number."""
-        return read_outcomes(self.folder) if self.study.model.outcomes else []
+        return read_outcomes(self.folder) if OUTCOMES_FILE in self.manifest["files"] else []
 
     @cached_property
     def predictor(self) -> "Predictor":

@@ -192,7 +192,7 @@ def _end_of_dates(time_us: Ints, column: pa.ChunkedArray, is_birth: Bools, path:
 
     What an import has put at the end of its day, or of a visit, is no midnight any more, and stays there.
     """
-    if not (pa.types.is_int8(column.type) or pa.types.is_boolean(column.type)):
+    if not pa.types.is_int8(column.type):
         raise EhrseqError(
             f"column {DATE_ONLY!r} has type {column.type}",
             where=str(path),

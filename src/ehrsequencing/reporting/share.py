@@ -83,7 +83,7 @@ def share_run(
     copied = len(names)
     if run.has_trees:
         names += [BLEND_FILE, ARRAYS_FILE]
-    if run.study.model.outcomes:
+    if run.outcomes:
         names.append(OUTCOMES_FILE)
     with complete_folder(out, SHARED_RUN, overwrite=overwrite) as folder:
         for name in names:

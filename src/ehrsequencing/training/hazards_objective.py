@@ -11,7 +11,7 @@ from ehrsequencing.batches.device import on_device
 from ehrsequencing.batches.loader import Step, SubjectLoader
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import TrainingConfig
-from ehrsequencing.core.arrays import Bools, Floats32
+from ehrsequencing.core.arrays import Floats32
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest
 from ehrsequencing.core.signals import Stop
@@ -34,7 +34,6 @@ class HazardsObjective:
     Args:
         model: That is trained.
         tuning: The tuning split.
-        decisive: (R,) which of its prediction times decide the early stop.
         divisor: Prediction times expected in a step.
         settings: Of the training.
         processes: Each computes a part of the tuning NLL, and all get the mean over all parts.
@@ -46,13 +45,12 @@ class HazardsObjective:
         self,
         model: SurvivalModel,
         tuning: SubjectLoader,
-        decisive: Bools,
         *,
         divisor: float,
         settings: TrainingConfig,
         processes: Processes = ALONE,
     ) -> None:
-        self.model, self.tuning, self.decisive, self.divisor = model, tuning, decisive, divisor
+        self.model, self.tuning, self.divisor = model, tuning, divisor
         self.settings, self.processes = settings, processes
         # (R, causes, bins) a teacher's hazards at the training rows
         self.taught: Floats32 | None = None
@@ -98,7 +96,7 @@ class HazardsObjective:
         *,
         loss: LossFunction | None = None,
     ) -> float:
-        """Mean NLL of a model at the decisive prediction times, or the mean of a loss over batches.
+        """Mean NLL of a model at the prediction times, or the mean of a loss over batches.
 
         Args:
             model: On its device.
@@ -118,9 +116,8 @@ class HazardsObjective:
             for step in on_device(steps, device):
                 if loss is None:
                     nll = model.nll(step.batch).double().cpu().numpy()
-                    chosen = self.decisive[step.rows]
-                    total += float(nll[step.positions[chosen]].sum())
-                    count += int(chosen.sum())
+                    total += float(nll[step.positions].sum())
+                    count += len(step.positions)
                 else:
                     total += float(loss(model, step.batch))
                     count += 1

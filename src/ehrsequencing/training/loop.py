@@ -9,7 +9,6 @@ order of subjects, so that an interrupted run continues to the same bits. The pa
 """
 
 import copy
-import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -39,6 +38,8 @@ from ehrsequencing.training.run_folder import (
     unpack_tensors,
     write_history,
 )
+
+DECAY_STEPS = 300  # above so many steps an epoch, weight decay falls in proportion
 
 
 class Objective(Protocol):
@@ -127,9 +128,7 @@ class Training:
         self.device = next(module.parameters()).device
         self.averaged, self.best = copy.deepcopy(module), copy.deepcopy(module)
         self.optimizer = make_optimizer(module, settings, steps_per_epoch=steps_per_epoch)
-        self.ema = ExponentialMovingAverage(
-            module, self.averaged, decay=settings.ema, warmup=settings.ema_warmup
-        )
+        self.ema = ExponentialMovingAverage(module, self.averaged, decay=settings.ema)
         # what a checkpoint holds
         self.modules = {"module": module, "averaged": self.averaged, "best": self.best}
         self.optimizers: dict[str, torch.optim.Optimizer] = {"optimizer": self.optimizer}
@@ -188,10 +187,9 @@ class Training:
                     subjects_seen += len(steps[state.step])
                     state.step, parts, terms = state.step + 1, [], 0
 
-                    is_checked = state.global_step % settings.checkpoint_steps == 0
-                    if is_checked and state.step < len(steps):
+                    if state.step < len(steps) and self.is_save_due:
                         losses.read(state)
-                        self.save_when_due(state)
+                        self.save(state)
                     rate = subjects_seen / max(time.monotonic() - started, 1e-9)
                     mean = state.loss_sum / state.row_count if state.row_count else None
                     counts = state.epoch + 1, settings.epochs, state.step, len(steps)
@@ -223,7 +221,10 @@ class Training:
                 state.epoch, state.step = state.epoch + 1, 0
                 state.loss_sum, state.row_count = 0.0, 0
                 state.finished = self.is_over(state)
-                self.save_when_due(state)
+                if (
+                    not state.finished and self.is_save_due
+                ):  # else the run itself is about to be written
+                    self.save(state)
                 if self.processes.is_first:
                     write_history(out, state.history)
                 counts = state.epoch, settings.epochs, row["steps"], row["steps"]
@@ -306,17 +307,16 @@ class Training:
         is_stale = state.stale_epochs >= self.settings.patience and state.step == 0
         return state.epoch >= self.settings.epochs or is_stale
 
-    def save_when_due(self, state: TrainingState) -> None:
-        """Save a checkpoint, unless the last one is recent or the run is about to be written."""
-        age = time.monotonic() - self._saved_at
-        if not state.finished and age >= self.settings.checkpoint_seconds:
-            self.save(state)
+    @property
+    def is_save_due(self) -> bool:
+        """Whether the last checkpoint is old enough for a new one."""
+        return time.monotonic() - self._saved_at >= self.settings.checkpoint_seconds
 
     def save(self, state: TrainingState) -> None:
         """Save a checkpoint, in process 0."""
         if self.checkpoints is not None:
             save_checkpoint(self.checkpoints, state, pack_tensors(self.modules, self.optimizers))
-            self._saved_at = time.monotonic()
+        self._saved_at = time.monotonic()
 
     def _start(self, checkpoints: Path, *, resume: bool) -> TrainingState:
         """A new state, or that of the newest checkpoint with all its tensors."""
@@ -342,10 +342,10 @@ def make_optimizer(
 
     AdamW's weights are a moving average of its updates over 1/(learning rate · decay) steps. More subjects make more
     steps an epoch; the effective memory should stay constant in epochs (Wang & Aitchison 2024, How to set
-    AdamW's weight decay as you scale model and dataset size). So beyond `decay_steps` an epoch, decay falls in
+    AdamW's weight decay as you scale model and dataset size). So beyond `DECAY_STEPS` an epoch, decay falls in
     proportion.
     """
-    decay = settings.weight_decay * min(1.0, (settings.decay_steps or math.inf) / steps_per_epoch)
+    decay = settings.weight_decay * min(1.0, DECAY_STEPS / steps_per_epoch)
     matrices = {id(layer.weight) for layer in model.modules() if isinstance(layer, nn.Linear)}
     learned = [p for p in model.parameters() if p.requires_grad]
     groups = [

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ehrsequencing.config import ModelConfig, StudyConfig, TaskConfig, TrainingConfig
-from ehrsequencing.core.arrays import Bools
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.made_of import made_of
 from ehrsequencing.predictors.fit import at_landmarks
@@ -20,7 +19,7 @@ from ehrsequencing.training.transfer import Pretrained, Transfer
 
 # training subjects with the event of interest; with fewer chance decides the weights
 FEWEST_EVENTS = 30
-SAVING = {"checkpoint_steps", "checkpoint_seconds"}  # settings that decide nothing of the model
+SAVING = {"checkpoint_seconds"}  # settings that decide nothing of the model
 
 
 @dataclass(frozen=True)
@@ -30,6 +29,7 @@ class Plan:
     Attributes:
         prepared: The data.
         task: The question.
+        config: Of the network.
         study: Every setting, those that cohort and data decide filled in: `training.blend` is True or False.
         train: Visits and prediction times of the training subjects, with their outcomes where the task has some.
         tuning: Of the tuning subjects.
@@ -40,6 +40,7 @@ class Plan:
 
     prepared: Prepared
     task: TaskConfig
+    config: ModelConfig
     study: StudyConfig
     train: TaskRecords
     tuning: TaskRecords
@@ -82,27 +83,22 @@ class Plan:
         if not as_given:
             training = _with_blend(study, task, train, init, say)
         given = study.model if transfer is None else transfer.config(study.model)
-        model = resolve_model(given, prepared, task, train.rows, training)
         decided = {
             "task": task,
             "evaluation": study.evaluation,
-            "model": model,
+            "model": given,
             "training": training,
             "transfer": study.transfer,
         }
         return cls(
             prepared,
             task,
+            resolve_model(given, prepared, task, train.rows, training),
             prepared.study.model_copy(update=decided),
             train,
             tuning,
             transfer,
         )
-
-    @property
-    def config(self) -> ModelConfig:
-        """Of the network."""
-        return self.study.model
 
     @property
     def settings(self) -> TrainingConfig:
@@ -135,20 +131,12 @@ class Plan:
             recalibration=self.settings.recalibration,
         )
 
-    def landmark_rows(self) -> Bools:
-        """(R,) tuning rows at the task's landmarks."""
-        return at_landmarks(self.tuning.rows, self.task)
-
     def member(self, number: int) -> "Plan":
         """The plan of one network of an ensemble, of which there are `training.members`, from 0."""
         update = {"seed": self.settings.seed + number, "members": 1, "blend": False}
-        study = self.study.model_copy(
-            update={
-                "training": self.settings.model_copy(update=update),
-                "model": self.config.model_copy(update={"members": 1}),
-            }
-        )
-        return replace(self, study=study, has_taught=True)
+        study = self.study.model_copy(update={"training": self.settings.model_copy(update=update)})
+        config = self.config.model_copy(update={"members": 1})
+        return replace(self, study=study, config=config, has_taught=True)
 
     @property
     def made_of(self) -> dict[str, str]:

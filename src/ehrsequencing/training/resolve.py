@@ -10,6 +10,8 @@ from torch import Tensor
 
 from ehrsequencing.config import (
     ModelConfig,
+    ModelSettings,
+    ModelShape,
     StudyConfig,
     TaskConfig,
     TrainingConfig,
@@ -50,36 +52,22 @@ OF_FEW_EVENTS_AND_NUMBERS: Mapping[str, Mapping[str, Any]] = {
     },
 }
 _ENOUGH_CODES = 1_000_000
-#: Settings of a model that it gets from data, task and training: another cohort decides them anew.
-DECIDED_BY_DATA = (
-    "vocab_size",
-    "causes",
-    "edges_days",
-    "values",
-    "value_bins",
-    "n_code_types",
-    "table_columns",
-    "members",
-    "outcomes",
-)
 Changes = Mapping[str, Mapping[str, Any]]  # section → setting → value
 
 
 def resolve_model(
-    model: ModelConfig,
+    model: ModelSettings,
     prepared: Prepared,
     task: TaskConfig,
     rows: TaskRows,
     settings: TrainingConfig,
 ) -> ModelConfig:
-    """Fill in what the data decides: vocabulary, causes and the hazard's grid."""
+    """The model with what the data decides: vocabulary, causes and the hazard's grid."""
     refuse_bidirectional(model)
-    if model.members not in (1, settings.members):
-        raise EhrseqError(
-            "is decided by training.members", where="model.members", fix="set training.members"
-        )
-    model = resolve_inputs(model, prepared)
-    filled: dict[str, Any] = {"members": settings.members}
+    shape = shape_of_inputs(model, prepared).model_dump() | {
+        "members": settings.members,
+        "causes": len(task.causes),
+    }
     if task.outcomes is not None and model.head == "visit":
         raise EhrseqError(
             "outcomes have hazards per day, and head=visit has none",
@@ -93,13 +81,10 @@ def resolve_model(
                 where=f"task {task.name}",
                 fix="use model.head=horizon",
             )
-        return _filled(model, filled, prepared)
-    filled |= {
-        "causes": len(task.causes),
-        "edges_days": training_edges(prepared, task, rows, bins=settings.grid_bins),
-        "outcomes": len(prepared.outcomes(task.name)),
-    }
-    return _filled(model, filled, prepared)
+    else:
+        shape["edges_days"] = training_edges(prepared, task, rows, bins=settings.grid_bins)
+        shape["outcomes"] = len(prepared.outcomes(task.name))
+    return ModelConfig.of(model, ModelShape.model_validate(shape))
 
 
 def training_edges(
@@ -141,31 +126,16 @@ def starting_outcome_hazards(config: ModelConfig, records: TaskRecords) -> Tenso
     return starting_rates(events, exposed.clamp(min=0))
 
 
-def _filled(model: ModelConfig, filled: dict[str, Any], prepared: Prepared) -> ModelConfig:
-    """The settings with what the data decides; a different value given by the user raises an error."""
-    for name, value in filled.items():
-        if getattr(model, name) not in (ModelConfig.model_fields[name].default, value):
-            raise EhrseqError(
-                "is decided by the prepared data",
-                where=f"model.{name}, {prepared.folder}",
-                fix="leave it out; values.mode and values.bins are settings of ehrseq prepare",
-            )
-    return ModelConfig.model_validate(model.model_dump() | filled)
-
-
-def resolve_inputs(model: ModelConfig, prepared: Prepared) -> ModelConfig:
-    """The settings with what a prepared set decides without a task: vocabulary, values and types of codes."""
-    values = prepared.study.values
-    filled: dict[str, Any] = {
-        "vocab_size": len(prepared.vocabulary),
-        "values": "none" if values.mode == "bins" else values.mode,
-        "value_bins": values.bins,
-    }
-    if model.table_dim:
-        filled["table_columns"] = max(1, int(prepared.vocabulary.value_columns.max()) + 1)
-    if model.code_types:
-        filled["n_code_types"] = int(prepared.vocabulary.code_types.max()) + 1
-    return _filled(model, filled, prepared)
+def shape_of_inputs(model: ModelSettings, prepared: Prepared) -> ModelShape:
+    """What a prepared set decides without a task: vocabulary, values and types of codes."""
+    vocabulary, values = prepared.vocabulary, prepared.study.values
+    return ModelShape(
+        vocab_size=len(vocabulary),
+        values="none" if values.mode == "bins" else values.mode,
+        value_bins=values.bins,
+        table_columns=max(1, int(vocabulary.value_columns.max()) + 1) if model.table_dim else 0,
+        n_code_types=int(vocabulary.code_types.max()) + 1 if model.code_types else 1,
+    )
 
 
 # ---- defaults for small cohorts

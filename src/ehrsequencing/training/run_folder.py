@@ -44,6 +44,7 @@ from ehrsequencing.core.outputs import (
     complete_folder,
     is_json_of,
     read_manifest,
+    require_format,
     write_manifest,
 )
 from ehrsequencing.core.signals import Stop, Stopped, noted_signals
@@ -119,13 +120,13 @@ class RunFolder:
         with alone_in(self.out):
             is_finished = resume and (self.out / MANIFEST).is_file()
             if is_finished:
-                if not is_json_of(self.out / MANIFEST, self.finished):
+                manifest = read_manifest(self.out, what=self.finished.what)
+                if not self.finished.is_of(manifest):
                     raise EhrseqError(
                         f"holds something other than {self.finished.what}",
                         where=str(self.out),
                         fix="name another folder",
                     )
-                manifest = read_manifest(self.out, what=self.finished.what)
                 self._require_own(
                     manifest,
                     self.settings,
@@ -144,7 +145,9 @@ class RunFolder:
         if resume and is_json_of(mark, self.unfinished):
             fix = "resume with the settings and data that it was started with, or start in an empty folder"
             decided = {k: v for k, v in self.settings.items() if not k.startswith(MAY_CHANGE)}
-            self._require_own(read_json(mark), decided, was="was started with", fix=fix)
+            noted = read_json(mark)
+            require_format(noted, mark)
+            self._require_own(noted, decided, was="was started with", fix=fix)
             return
         files = [path for path in self.out.rglob("*") if path.is_file()]
         if any(
@@ -273,23 +276,26 @@ class TrainingState:
     history: list[dict[str, Any]] = field(default_factory=list)
 
 
+EMA_WARMUP = 4
+
+
 class ExponentialMovingAverage:
     """Averaged weights: `average ← decay · average + (1 − decay) · weight` after every step.
 
-    The decay warms up as (1 + t) / (warmup + t): then what came before a share f of the run has about
-    f^(warmup − 1) of the average, however long the run; with the default of 4 the last quarter has more than half.
-    `decay` is the most it becomes: .9999 is reached after 30,000 steps.
+    The decay warms up as (1 + t) / (w + t), w = 4: then what came before a share f of the run has about f^(w − 1) of
+    the average, however long the run, and the last quarter has more than half. `decay` is the most it becomes: .9999
+    is reached after 30,000 steps.
     """
 
-    def __init__(self, model: nn.Module, averaged: nn.Module, *, decay: float, warmup: int) -> None:
-        self.decay, self.warmup = decay, warmup
+    def __init__(self, model: nn.Module, averaged: nn.Module, *, decay: float) -> None:
+        self.decay = decay
         self._source: list[Tensor] = list(model.parameters())
         self._target: list[Tensor] = list(averaged.parameters())
 
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Average in the weights after step number `step`, counted from 1."""
-        decay = min(self.decay, (1 + step) / (self.warmup + step)) if self.decay else 0.0
+        decay = min(self.decay, (1 + step) / (EMA_WARMUP + step)) if self.decay else 0.0
         torch._foreach_lerp_(self._target, self._source, 1.0 - decay)
 
 

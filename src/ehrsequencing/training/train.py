@@ -78,16 +78,10 @@ class Trainer:
             self.model.outcomes.set_bias(starting_outcome_hazards(self.config, plan.train))
         self.model.to(training_device())
 
-        # at which tuning prediction times the early stop looks
-        decisive = np.ones(len(plan.tuning), dtype=np.bool_)
-        if self.settings.early_stop == "landmarks" and self.config.head == "horizon":
-            decisive = plan.landmark_rows()
-
         # what it learns; losses are divided by what is expected in a full step, never by what this one has
         self.objective = HazardsObjective(
             self.model,
             self.tuning,
-            decisive,
             divisor=max(1.0, share_of_epoch * len(plan.train)),
             settings=self.settings,
             processes=processes,

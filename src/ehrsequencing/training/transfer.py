@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ehrsequencing.config import ModelConfig, TransferConfig
+from ehrsequencing.config import ModelSettings, TransferConfig
 from ehrsequencing.core.arrays import Bools, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest
@@ -25,7 +25,6 @@ from ehrsequencing.models.ensemble import load_model
 from ehrsequencing.records.codes import read_parents
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.vocabulary import Vocabulary
-from ehrsequencing.training.resolve import DECIDED_BY_DATA
 
 MATCHES = ("name", "ancestor", "none")  # how a code is found in the other vocabulary
 
@@ -218,7 +217,7 @@ class Transfer:
         """Whether the copied codes and visit encoder are trained: the masked codes of `training` need that."""
         return self.settings.mode == "full"
 
-    def config(self, model: ModelConfig) -> ModelConfig:
+    def config(self, model: ModelSettings) -> ModelSettings:
         """The other model's settings, with what the user gave.
 
         Raises:
@@ -232,10 +231,10 @@ class Transfer:
                     where=str(self.source.folder),
                     fix=f"leave out model.{name}" + (" and model.size" if name == "dim" else ""),
                 )
-        names = set(ModelConfig.model_fields) - {*DECIDED_BY_DATA, "size", "frozen"}
+        names = set(ModelSettings.model_fields) - {"size"}
         settings = {name: getattr(theirs, name) for name in names}
         settings |= {name: getattr(model, name) for name in given}
-        return ModelConfig.model_validate(settings)
+        return ModelSettings.model_validate(settings)
 
     def start(self, model: SurvivalModel) -> dict[str, Any]:
         """Copy the weights into a new model, and freeze what the mode freezes; facts for the manifest."""

@@ -32,7 +32,7 @@ TINY = (
     "training.distillation=0",
     "training.blend=false",
 )
-OFTEN = ("training.checkpoint_steps=1", "training.checkpoint_seconds=0")  # a save at every step
+OFTEN = ("training.checkpoint_seconds=0",)  # a save at every step
 KINDS: dict[str, tuple[int, int]] = {  # name → error number (0: SIGKILL), how it lasts (`arm`)
     "kill": (0, 0),
     "full": (errno.ENOSPC, 1),

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ehrsequencing.batches.loader import SubjectLoader
-from ehrsequencing.config import ModelConfig, StudyConfig
+from ehrsequencing.config import ModelConfig, ModelSettings, StudyConfig
 from ehrsequencing.config.base import objective
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.disclosure import shareable_count
@@ -40,7 +40,7 @@ from ehrsequencing.training.pretraining.targets import (
     visit_rows,
 )
 from ehrsequencing.training.processes import training_device
-from ehrsequencing.training.resolve import resolve_inputs
+from ehrsequencing.training.resolve import shape_of_inputs
 from ehrsequencing.training.run_folder import (
     RESULTS_FILE,
     RunFolder,
@@ -68,9 +68,10 @@ class Pretrainer:
     ) -> None:
         self.prepared, self.out, self.task_name = prepared, out, task_name
         self.settings, pretraining = study.training, study.pretraining
-        self.config = _without_head(study.model, prepared)
+        model = _without_head(study.model)
+        self.config = ModelConfig.of(model, shape_of_inputs(model, prepared))
         made_with = {
-            "model": self.config,
+            "model": model,
             "training": study.training,
             "pretraining": pretraining,
         }
@@ -108,9 +109,9 @@ class Pretrainer:
         rates = training_rates(self.train, self.codes, seed=self.settings.seed)
         inputs = ObjectiveInputs(self.config, self.codes, rates)
         torch.manual_seed(self.settings.seed)
-        model = build_model(self.config)
+        start = build_model(self.config)
         objectives = nn.ModuleDict({name: one(inputs) for name, one in classes.items()})
-        bundle = nn.ModuleDict({"model": model, "objectives": objectives}).to(training_device())
+        bundle = nn.ModuleDict({"model": start, "objectives": objectives}).to(training_device())
         self.objective = PretrainingObjective(
             bundle,
             self.weights,
@@ -238,9 +239,6 @@ class Pretrainer:
         )
 
 
-def _without_head(model: ModelConfig, prepared: Prepared) -> ModelConfig:
-    """The model's settings with what the data decides; its head is not trained, and stays as it was made."""
-    if model.head != "horizon" or model.members != 1 or model.wide_head or model.table_dim:
-        plain = {"head": "horizon", "members": 1, "wide_head": False, "table_dim": 0}
-        model = model.model_copy(update=plain)
-    return resolve_inputs(model, prepared)
+def _without_head(model: ModelSettings) -> ModelSettings:
+    """The model's settings; its head is not trained, and stays as it was made."""
+    return model.model_copy(update={"head": "horizon", "wide_head": False, "table_dim": 0})
