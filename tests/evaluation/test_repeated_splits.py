@@ -154,9 +154,9 @@ def test_finished_splits_are_kept_and_interrupted_ones_go_on(
     (other / "splits" / "seed-1234" / "rows.json").write_text(json.dumps(edited))
     assert repeated_splits(other, splits=3, settings=QUICK) == table  # that split is made again
     summary = other / "splits" / "repeated_splits.json"
-    assert module.add_splits(other, {"data": {"simulated": True}})["repeated_splits"] == table
+    assert module.add_splits(Run(other), {"data": {"simulated": True}})["repeated_splits"] == table
     summary.write_text(summary.read_text().replace('"splits": 3', '"splits": 30'))
-    assert "repeated_splits" not in module.add_splits(other, {"data": {"simulated": True}})
+    assert "repeated_splits" not in module.add_splits(Run(other), {"data": {"simulated": True}})
 
     def nothing_to_do(*arguments: object, **options: object) -> None:
         raise AssertionError

@@ -39,7 +39,7 @@ from ehrsequencing.evaluation.population import Population, RowFinder
 from ehrsequencing.evaluation.results import without_few
 from ehrsequencing.metrics.censoring import aalen_johansen, checked_outcome
 from ehrsequencing.metrics.outcomes import ScoredRows
-from ehrsequencing.prediction.run import Run
+from ehrsequencing.prediction.run import Run, opened
 from ehrsequencing.predictors.predictor import Predictor
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.reporting.pages import render_pooled
@@ -140,26 +140,24 @@ def compare(
         >>> comparison.metrics.model.unique().tolist()
         ['hf', 'hf 2']
     """
-    opened = [run if isinstance(run, Run) else Run(os.fspath(run)) for run in runs]
-    if len(opened) < 2:
+    known = [opened(run) for run in runs]
+    if len(known) < 2:
         raise EhrseqError("compares two runs or more", where="compare", fix="name another run")
-    task, stores = opened[0].task, [run.prepared() for run in opened]
-    for run in opened:
+    task, stores = known[0].task, [run.prepared() for run in known]
+    for run in known:
         if run.task != task:
             fix = "train on one task file"
             raise EhrseqError("has another task", where=str(run.folder), fix=fix)
     with stages("comparing", show=progress) as stage:
         records = [store.records(task.name, split) for store in stores]
-        population, places = _in_common(
-            Population.of_split(stores[0], task, split), opened, records
-        )
-        first, *others = _names(opened)
+        population, places = _in_common(Population.of_split(stores[0], task, split), known, records)
+        first, *others = _names(known)
         predictors = [
             _OnOwnRecords(run.predictor, own, place)
-            for run, own, place in zip(opened, records, places, strict=True)
+            for run, own, place in zip(known, records, places, strict=True)
         ]
         evaluation = Evaluation(
-            replace(Evaluated.of_run(opened[0]), name=first, predictor=predictors[0]),
+            replace(Evaluated.of_run(known[0]), name=first, predictor=predictors[0]),
             population,
             prepared=None,
             settings=EvaluationConfig(baselines="none", bootstrap=bootstrap, seed=seed),
@@ -172,9 +170,9 @@ def compare(
         "differences": without_few(differences),
         "subjects": len(np.unique(population.records.rows.subject)),
     }
-    is_simulated = all(run.manifest.get("simulated") for run in opened)
+    is_simulated = all(run.manifest.get("simulated") for run in known)
     result = redact_rows(result_, is_simulated=is_simulated)
-    groups = _groups(opened, [first, *others])
+    groups = _groups(known, [first, *others])
     return RunComparison({**result, "task": task}, result["subjects"], groups)
 
 

@@ -10,7 +10,7 @@ from ehrsequencing.api.progress import bar
 from ehrsequencing.config import DataConfig, DriftConfig
 from ehrsequencing.core.outputs import DRIFT, output_file, refuse_existing
 from ehrsequencing.prediction.drift import Drift, compare_data
-from ehrsequencing.prediction.run import Run
+from ehrsequencing.prediction.run import Run, opened
 from ehrsequencing.reporting.pages import render_drift
 
 
@@ -48,12 +48,12 @@ def drift(
         >>> found.is_alarm, found.verdict
         (False, 'No alarm: these people are like the training people.')
     """
-    opened = run if isinstance(run, Run) else Run(os.fspath(run))
+    known = opened(run)
     if out is not None:
         refuse_existing(Path(out), DRIFT, overwrite=overwrite)
     with meds_folder(data) as folder, bar("reading the records", show=progress) as tick:
-        found = compare_data(opened, folder, data_config(facts), limits, tick)
+        found = compare_data(known, folder, data_config(facts), limits, tick)
     if out is not None:
         with output_file(Path(out), DRIFT, overwrite=overwrite) as temporary:
-            temporary.write_text(render_drift(found, opened.folder.name), encoding="utf-8")
+            temporary.write_text(render_drift(found, known.folder.name), encoding="utf-8")
     return found

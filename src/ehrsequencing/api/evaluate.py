@@ -18,7 +18,6 @@ from ehrsequencing.config import DataConfig, EvaluationConfig, StudyConfig, vali
 from ehrsequencing.core.elsewhere import answering
 from ehrsequencing.core.errors import EhrseqError, refuse_idle
 from ehrsequencing.core.files import private_folder, write_shareable
-from ehrsequencing.core.outputs import altered, read_manifest
 from ehrsequencing.evaluation.context import read_tripod
 from ehrsequencing.evaluation.evaluate import evaluate as evaluate_run
 from ehrsequencing.evaluation.external import validate
@@ -26,7 +25,14 @@ from ehrsequencing.evaluation.outcome_table import Progress, evaluate_outcomes
 from ehrsequencing.evaluation.repeated_splits import FIRST_SEED, add_splits, repeated_splits
 from ehrsequencing.evaluation.results import read_for_owner
 from ehrsequencing.evaluation.score import score as score_file
-from ehrsequencing.prediction.run import Run, add_to_run, require_room, saved_audit
+from ehrsequencing.prediction.run import (
+    Run,
+    add_to_run,
+    is_as_written,
+    opened,
+    require_room,
+    saved_audit,
+)
 from ehrsequencing.reporting.pages import render_outcomes
 from ehrsequencing.reporting.report import ANSWER, PAGES, pages, write_page, write_report
 
@@ -98,11 +104,11 @@ def evaluate(
         when=is_external,
     )
     refuse_idle({"split_seed": split_seed}, "without splits", where="evaluate", when=splits is None)
-    opened = run if isinstance(run, Run) else Run(os.fspath(run))
-    folder = opened.folder
+    known = opened(run)
+    folder = known.folder
     named = {"bootstrap": bootstrap, "baselines": baselines}
     settings |= {name: value for name, value in named.items() if value is not None}
-    values = opened.study.evaluation.model_dump() | settings
+    values = known.study.evaluation.model_dump() | settings
     given: dict[str, Any] = {
         "settings": validated(EvaluationConfig, values, where="evaluate"),
         "prepared": None if prepared is None else Path(prepared),
@@ -114,10 +120,10 @@ def evaluate(
             tick(0, 0, name)
 
         if is_external:
-            draw = partial(report_external, opened.folder) if report else _draw_nothing
+            draw = partial(report_external, known.folder) if report else _draw_nothing
             with meds_folder(data) as source:
                 result, folder = validate(
-                    opened.folder,
+                    known,
                     source,
                     out=None if out is None else Path(out),
                     overwrite=overwrite,
@@ -130,24 +136,24 @@ def evaluate(
         else:
             data_folder, data = None if data is None else Path(data), None
             chosen = "held_out" if split is None else split
-            result = evaluate_run(folder, split=chosen, progress=stage, **given)
+            result = evaluate_run(known, split=chosen, progress=stage, **given)
             if splits is not None:
                 repeated_splits(
-                    folder,
+                    known,
                     splits=splits,
                     first_seed=FIRST_SEED if split_seed is None else split_seed,
                     data=data_folder,
                     progress=tick,
                     **given,
                 )
-            result = add_splits(folder, result)
+            result = add_splits(known, result)
             if report:
                 report_evaluation(folder, result)
-                every_outcome = report_outcomes(folder, split=chosen, progress=tick, **given)
+                every_outcome = report_outcomes(known, split=chosen, progress=tick, **given)
     return EvaluationResult(
         result,
         folder,
-        run=Run(opened.folder),
+        run=known,
         data=data,
         prepared=given["prepared"],
         every_outcome=every_outcome,
@@ -306,7 +312,7 @@ def report_evaluation(run: Path, metrics: dict[str, Any]) -> None:
 
 
 def report_outcomes(
-    folder: Path,
+    run: Run | Path,
     *,
     split: str,
     prepared: Path | None,
@@ -318,15 +324,15 @@ def report_outcomes(
     Returns:
         The numbers; None where the run has no outcomes.
     """
-    run = Run(folder)
+    run = opened(run)
     if not run.outcomes:
         return None
     result = evaluate_outcomes(
         run, run.prepared(prepared), split=split, settings=settings, progress=progress
     )
     page = result.drawn(partial(render_outcomes, title=run.task.heading))
-    add_to_run(folder, OUTCOME_NUMBERS, lambda path: write_shareable(path, result))
-    add_to_run(folder, OUTCOME_PAGE, lambda path: write_shareable(path, page))
+    add_to_run(run.folder, OUTCOME_NUMBERS, lambda path: write_shareable(path, result))
+    add_to_run(run.folder, OUTCOME_PAGE, lambda path: write_shareable(path, page))
     return result
 
 
@@ -342,9 +348,8 @@ def report_audit(run: Path, audit: dict[str, Any]) -> str:
         A line that says so, or a warning if the metrics (of an earlier version, for example) cannot be drawn. Empty
         for a run without a report, or whose metrics or report somebody has edited: nothing is written.
     """
-    manifest = read_manifest(run, what="a finished run", verify=False)
     metrics = read_for_owner(run)
-    if metrics is None or ANSWER not in set(manifest["files"]) - set(altered(run, manifest)):
+    if metrics is None or not is_as_written(run, ANSWER):
         return ""
     try:
         drawn = pages({**metrics, "audit": audit})

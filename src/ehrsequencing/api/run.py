@@ -26,7 +26,7 @@ from ehrsequencing.api.progress import bar
 from ehrsequencing.config import DataConfig
 from ehrsequencing.core.elsewhere import Hinted, answering, answering_methods
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import read_json, read_json_lines, refuse_overlap
+from ehrsequencing.core.files import read_json_lines, refuse_overlap
 from ehrsequencing.core.outputs import (
     EXPLORER,
     HISTORY,
@@ -35,7 +35,7 @@ from ehrsequencing.core.outputs import (
     is_json_of,
     refuse_existing,
 )
-from ehrsequencing.evaluation.results import SHARED, read_result
+from ehrsequencing.evaluation.results import read_result
 from ehrsequencing.explain import Question
 from ehrsequencing.explorer import ExplorerSettings, collect, write_page
 from ehrsequencing.explorer.collect import Explorer
@@ -373,9 +373,8 @@ class TrainedRun(Hinted, Run):
         return None if result is None else EvaluationResult(result, self.folder, run=self)
 
     def __repr__(self) -> str:
-        now, parts, c = Run(self.folder), [f"task {self.task.name}"], "not evaluated yet"
-        if SHARED in now.manifest["files"] and SHARED not in now.altered:
-            metrics = read_json(self.folder / SHARED)
+        parts, c = [f"task {self.task.name}"], "not evaluated yet"
+        if (metrics := read_result(self.folder)) is not None:
             counts = metrics["data"]["subjects"].items()
             known = " / ".join(f"{n} {split.replace('_', '-')}" for split, n in counts)
             parts, c = [*parts, f"{known} subjects"], main_c(metrics)

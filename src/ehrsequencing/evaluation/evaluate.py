@@ -53,7 +53,7 @@ from ehrsequencing.evaluation.rivals import (
 )
 from ehrsequencing.evaluation.subgroups import groups_of_rows, subgroup_rows
 from ehrsequencing.metrics.hazards import expected_events
-from ehrsequencing.prediction.run import RECALIBRATION, Run, add_to_run, require_room
+from ehrsequencing.prediction.run import RECALIBRATION, Run, add_to_run, opened, require_room
 from ehrsequencing.predictors.fit import Fitted
 from ehrsequencing.predictors.from_file import nll_through
 from ehrsequencing.predictors.predictor import Predictor
@@ -381,7 +381,7 @@ class Evaluation:
 
 
 def evaluate(
-    run_folder: Path,
+    run: Run | Path,
     *,
     split: str = "held_out",
     prepared: Path | None = None,
@@ -391,7 +391,7 @@ def evaluate(
     """Evaluate a run and write its `metrics.json`; beside it, for real people, `metrics-individual.json`.
 
     Args:
-        run_folder: A finished run.
+        run: A finished run, or its folder.
         split: `train`, `tuning` or `held_out`.
         prepared: The prepared set, where it is no longer where training found it.
         settings: Baselines and resamples; default: those of the run.
@@ -403,9 +403,9 @@ def evaluate(
     Raises:
         EhrseqError: The run or its prepared set cannot be used.
     """
-    run = Run(run_folder)
+    run = opened(run)
     evaluated = Evaluated.of_run(run)
-    require_room(run_folder, results.SHARED, INDIVIDUAL, *results.DRAWN)
+    require_room(run.folder, results.SHARED, INDIVIDUAL, *results.DRAWN)
     store = run.prepared(prepared)
     settings = settings or run.study.evaluation
     population = Population.of_split(store, run.task, split).drawn(settings)
@@ -420,6 +420,6 @@ def evaluate(
         result["recalibration"] = recalibration
         # the values before and after stand in `metrics.json`, which hides small numbers of people
         facts = {"fitted": recalibration["fitted"]}
-        add_to_run(run_folder, RECALIBRATION, lambda path: write_json(path, facts))
-    results.add_result(result, run_folder)
+        add_to_run(run.folder, RECALIBRATION, lambda path: write_json(path, facts))
+    results.add_result(result, run.folder)
     return result

@@ -34,7 +34,7 @@ from ehrsequencing.evaluation.results import write_result
 from ehrsequencing.evaluation.rivals import fit_rivals
 from ehrsequencing.prediction.drift import Drift, compare
 from ehrsequencing.prediction.predict import Encoder
-from ehrsequencing.prediction.run import Run, refuse_shared
+from ehrsequencing.prediction.run import Run, opened, refuse_shared
 from ehrsequencing.records.attrition import Tally
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.events import BIRTH, DEATH
@@ -169,7 +169,7 @@ def _unmatched(
 
 
 def validate(
-    run_folder: Path,
+    run: Run | Path,
     data: Path,
     *,
     out: Path | None = None,
@@ -184,7 +184,7 @@ def validate(
     """Evaluate a run on other data and write the result into a folder of its own, which appears when complete.
 
     Args:
-        run_folder: A finished run.
+        run: A finished run, or its folder.
         data: A MEDS data set that it has not seen.
         out: The folder; default: `RUN/external-NAME`, by the data set's name. An earlier validation there is replaced.
         prepared: The run's own prepared set, where it is no longer where training found it. Baselines are fitted on
@@ -202,7 +202,7 @@ def validate(
     Raises:
         EhrseqError: Run or data cannot be used, or nobody there has a prediction time.
     """
-    run = Run(run_folder)
+    run = opened(run)
     evaluated = Evaluated.of_run(run)
     settings = settings or run.study.evaluation
     own = prepared or Path(run.manifest["prepared"])
@@ -214,9 +214,9 @@ def validate(
             fix="name the set that the run was trained on with --prepared, or leave out --recalibrate",
         )
     if out is None:
-        refuse_shared(run_folder, run.manifest)
+        refuse_shared(run.folder, run.manifest)
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", data_name(data))
-    folder = out or run_folder / f"external-{name}"
+    folder = out or run.folder / f"external-{name}"
     refuse_overlap(folder, data)
     with complete_folder(folder, EXTERNAL, overwrite=overwrite or out is None) as temporary:
         external = read_external(run, data, facts=facts, progress=progress)

@@ -29,7 +29,7 @@ from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.results import add_result, number
 from ehrsequencing.evaluation.rivals import fit_rivals, likelihood_of_parts
 from ehrsequencing.metrics.registry import METRICS
-from ehrsequencing.prediction.run import Run
+from ehrsequencing.prediction.run import Run, opened
 from ehrsequencing.predictors.fit import landmark_nll
 from ehrsequencing.records.attrition import too_few
 from ehrsequencing.records.prepare import prepare, require_made_of
@@ -173,7 +173,7 @@ def _too_few(splits: Sequence[Split], place: Place, *, share: float) -> bool:
 
 
 def repeated_splits(
-    run_folder: Path,
+    run: Run | Path,
     *,
     splits: int,
     first_seed: int = FIRST_SEED,
@@ -188,7 +188,7 @@ def repeated_splits(
     Censoring weights come from the training subjects at risk: a fifth of a small cohort is too few for them.
 
     Args:
-        run_folder: A finished run, whose settings are used.
+        run: A finished run, or its folder, whose settings are used.
         splits: How many.
         first_seed: The splits have the seeds `first_seed`, `first_seed + 1` …
         data: The MEDS records, where they are no longer where `prepare` found them.
@@ -203,7 +203,7 @@ def repeated_splits(
         EhrseqError: Records or prepared set are gone, a split cannot be trained on, or the run started from another
             model.
     """
-    run = Run(run_folder)
+    run = opened(run)
     Evaluated.of_run(run)  # refuses the visit head
     if not 0 <= first_seed < 2**31:
         raise EhrseqError(
@@ -216,7 +216,7 @@ def repeated_splits(
     if "init" in run.manifest:  # that model saw subjects whom another split holds out
         raise EhrseqError(
             "the run started from another model, which other splits cannot use: they hold out subjects whom it saw",
-            where=f"--splits, {run_folder}",
+            where=f"--splits, {run.folder}",
             fix="repeat the splits of a run without --init",
         )
     store = run.prepared(prepared)
@@ -237,7 +237,7 @@ def repeated_splits(
 
         stored = one_split(
             records,
-            run_folder / FOLDER / f"seed-{seed}",
+            run.folder / FOLDER / f"seed-{seed}",
             study=study,
             seed=seed,
             settings=chosen,
@@ -248,21 +248,20 @@ def repeated_splits(
     result = summarise(finished)
     summary = {"fingerprint": run.manifest["fingerprint"], "repeated_splits": result}
     write_json(
-        run_folder / FOLDER / SUMMARY, sealed(summary), owner_only=True
+        run.folder / FOLDER / SUMMARY, sealed(summary), owner_only=True
     )  # it has exact counts
     progress(splits, splits, "done")
     return result
 
 
-def add_splits(run_folder: Path, result: dict[str, Any]) -> dict[str, Any]:
+def add_splits(run: Run, result: dict[str, Any]) -> dict[str, Any]:
     """Put the repeated splits of a run, if there are any, into its exact result and its `metrics.json`."""
-    path = run_folder / FOLDER / SUMMARY
+    path = run.folder / FOLDER / SUMMARY
     summary = read_json(path) if path.is_file() else {}
-    own = Run(run_folder).manifest["fingerprint"]
-    if summary.get("fingerprint") != own or summary != sealed(summary):
+    if summary.get("fingerprint") != run.manifest["fingerprint"] or summary != sealed(summary):
         return result
     whole = result | {"repeated_splits": summary["repeated_splits"]}
-    add_result(whole, run_folder)
+    add_result(whole, run.folder)
     return whole
 
 

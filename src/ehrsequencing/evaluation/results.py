@@ -20,7 +20,7 @@ from ehrsequencing.core.files import (
     write_shareable,
 )
 from ehrsequencing.core.redaction import INDIVIDUAL, redact
-from ehrsequencing.prediction.run import METRICS, Run, add_to_run
+from ehrsequencing.prediction.run import METRICS, Run, add_to_run, is_as_written
 from ehrsequencing.predictors.stack import FOLDS
 from ehrsequencing.records.attrition import too_few
 
@@ -126,16 +126,11 @@ def add_result(result: Mapping[str, Any], run_folder: Path) -> None:
 
 def read_result(run_folder: Path) -> Shareable | None:
     """`metrics.json` of a run; None where there is none, or somebody has changed or removed it."""
-    return read_shareable(run_folder / SHARED) if _is_own(run_folder, SHARED) else None
+    return read_shareable(run_folder / SHARED) if is_as_written(run_folder, SHARED) else None
 
 
 def read_for_owner(run_folder: Path) -> dict[str, Any] | None:
     """The exact result where it is there still; else `metrics.json`, as of `read_result`."""
     shared = read_result(run_folder)
-    exact = read_json(run_folder / INDIVIDUAL) if _is_own(run_folder, INDIVIDUAL) else None
+    exact = read_json(run_folder / INDIVIDUAL) if is_as_written(run_folder, INDIVIDUAL) else None
     return exact if exact and redact(exact) == shared else shared
-
-
-def _is_own(run_folder: Path, name: str) -> bool:
-    run = Run(run_folder)
-    return name in run.manifest["files"] and name not in run.altered

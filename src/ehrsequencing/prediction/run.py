@@ -84,15 +84,7 @@ class Run:
     @property
     def fingerprint(self) -> str:
         """What makes this very run: settings, data, labels (the run's own digest), and the bytes of its weights."""
-        files = (BLEND_FILE, ARRAYS_FILE) if self.has_trees else ()
-        of_blend = [self.manifest["files"].get(name) for name in files]
-        return digest(
-            [
-                self.manifest.get("fingerprint"),
-                self.manifest["files"].get("model.safetensors"),
-                *of_blend,
-            ]
-        )
+        return _fingerprint(self.manifest)
 
     def prepared(self, folder: Path | None = None) -> Prepared:
         """The prepared set that the run was trained on.
@@ -260,13 +252,32 @@ class Run:
         return self.study.model.head == "visit"
 
 
+def _fingerprint(manifest: Mapping[str, Any]) -> str:
+    files = manifest["files"]
+    of_blend = [files[name] for name in (BLEND_FILE, ARRAYS_FILE) if name in files]
+    return digest([manifest.get("fingerprint"), files.get("model.safetensors"), *of_blend])
+
+
+def opened(run: Run | str | os.PathLike[str]) -> Run:
+    """A run that is open already, or one by its folder."""
+    return run if isinstance(run, Run) else Run(os.fspath(run))
+
+
+def is_as_written(folder: Path, name: str) -> bool:
+    """Whether a run holds a file by this name as ehrseq wrote it; nothing else of the run is hashed."""
+    known = read_manifest(folder, what="a finished run", verify=False)["files"].get(name)
+    path = folder / name
+    is_there = known is not None and path.is_file() and os.access(path, os.R_OK)
+    return is_there and sha256(path) == known
+
+
 def saved_audit(folder: Path) -> Shareable | None:
     """The audit of this very run, None where it has not been made, was made of another run, or has been edited."""
-    run = Run(folder)
-    if AUDIT not in run.manifest["files"] or AUDIT in run.altered:
+    if not is_as_written(folder, AUDIT):
         return None
     result = read_shareable(folder / AUDIT)
-    return result if result.get("fingerprint") == run.fingerprint else None
+    now = _fingerprint(read_manifest(folder, what="a finished run", verify=False))
+    return result if result.get("fingerprint") == now else None
 
 
 def add_to_run(
