@@ -12,7 +12,9 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -71,6 +73,20 @@ def client(port: int, sent: list[bytes]) -> list[float]:
     return seconds
 
 
+@contextmanager
+def served(run: Path, *words: str) -> Iterator[tuple[int, int]]:
+    """`ehrseq serve` in a process of its own: its number and its port."""
+    command = [sys.executable, "-m", "ehrsequencing", "serve", str(run), *words, "--port", "0"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
+        try:
+            assert server.stdout is not None
+            address = server.stdout.readline().split(" (")[0]
+            yield server.pid, int(address.rpartition(":")[2].strip("/ \n"))
+        finally:
+            server.terminate()
+
+
 def cpu_seconds(pid: int) -> float:
     """Processor time that a process has used (Linux)."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -88,35 +104,14 @@ def main() -> None:
     parser.add_argument("--visits", type=int, default=50)
     given = parser.parse_args()
     sent = bodies(given.data, visits=given.visits, count=200)
-    command = [
-        sys.executable,
-        "-m",
-        "ehrsequencing",
-        "serve",
-        str(given.run),
-        str(given.data),
-        "--no-page",
-        "--port",
-        "0",
-    ]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
-    ) as server:
-        try:
-            assert server.stdout is not None
-            port = int(server.stdout.readline().split(" (")[0].rpartition(":")[2])
-            client(port, sent[:10])
-            each = given.requests // given.clients
-            shares = [
-                [sent[(k * each + n) % len(sent)] for n in range(each)]
-                for k in range(given.clients)
-            ]
-            start, cpu = time.perf_counter(), cpu_seconds(server.pid)
-            with ThreadPoolExecutor(given.clients) as pool:
-                seconds = np.concatenate(list(pool.map(lambda share: client(port, share), shares)))
-            wall, cpu = time.perf_counter() - start, cpu_seconds(server.pid) - cpu
-        finally:
-            server.terminate()
+    each = given.requests // given.clients
+    shares = [[sent[(k * each + n) % len(sent)] for n in range(each)] for k in range(given.clients)]
+    with served(given.run, str(given.data), "--no-page") as (pid, port):
+        client(port, sent[:10])
+        start, cpu = time.perf_counter(), cpu_seconds(pid)
+        with ThreadPoolExecutor(given.clients) as pool:
+            seconds = np.concatenate(list(pool.map(lambda share: client(port, share), shares)))
+        wall, cpu = time.perf_counter() - start, cpu_seconds(pid) - cpu
     size = np.mean([body.count(b'"code"') for body in sent])
     p50, p95, p99 = np.percentile(1000 * seconds, [50, 95, 99])
     print(

@@ -10,21 +10,19 @@ of other shapes, so that this cache fills slowly and looks like a leak. Here it 
 """
 
 import argparse
-import contextlib
 import gc
 import http.client
 import json
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench.speed.serving import bodies
+from bench.speed.serving import bodies, served
 from ehrsequencing.config import load_study, load_task
 from ehrsequencing.prediction.predict import predict
 from ehrsequencing.records.prepare import prepare
@@ -58,22 +56,6 @@ def looked_at(pid: int) -> tuple[float, int]:
     return int(own.split()[1]) / 1024, len(os.listdir(f"/proc/{pid}/fd"))
 
 
-@contextlib.contextmanager
-def serving(run: Path) -> Iterator[tuple[int, int]]:
-    """`ehrseq serve` in a process of its own: its number and its port."""
-    words = [sys.executable, "-m", "ehrsequencing", "serve", str(run), "--port", "0"]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment) as server:
-        try:
-            assert server.stdout is not None
-            yield (
-                server.pid,
-                int(server.stdout.readline().split(" (")[0].rpartition(":")[2].strip("/ \n")),
-            )
-        finally:
-            server.terminate()
-
-
 def asked(port: int, requests: list[bytes]) -> list[int]:
     """Send requests one after another; the status of each answer."""
     found = []
@@ -98,7 +80,7 @@ def rounds(folder: Path, seconds: float) -> Iterator[dict[str, tuple[float, int]
     train(store, task.name, folder / "served")
     requests = bodies(data, visits=20, count=REQUESTS)
     ends = time.monotonic() + seconds
-    with serving(folder / "served") as (server, port):
+    with served(folder / "served") as (server, port):
         number = 0
         while time.monotonic() < ends:
             number += 1

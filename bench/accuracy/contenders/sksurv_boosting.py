@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-import numpy as np
-from exchange import Array, Fitted, Question, contend, search
+from exchange import Array, Question, contend
 from sksurv.ensemble import GradientBoostingSurvivalAnalysis
-from sksurv.util import Surv
-from sksurv_steps import at_grid
+from sksurv_trees import one_a_cause
 
 TRIALS = [
     {"max_depth": depth, "n_estimators": trees}
@@ -19,38 +17,10 @@ TRIALS = [
 
 def answer(question: Question, seconds: float) -> tuple[dict[str, Array], dict[str, Any]]:
     """See `exchange.contend`."""
-    filled, grid = question.filled(), question.grid_days
-
-    def fit(settings: Mapping[str, Any]) -> Fitted:
-        models = []
-        for number in range(1, len(question.causes) + 1):
-            label = Surv.from_arrays(
-                question.cause["train"] == number, question.duration_days["train"]
-            )
-            model = GradientBoostingSurvivalAnalysis(
-                learning_rate=0.1,
-                subsample=0.5,
-                max_features="sqrt",
-                min_samples_leaf=5,
-                random_state=question.seed,
-                **settings,
-            )
-            models.append(model.fit(filled["train"], label))
-
-        def predict(split: str) -> Array:
-            found = [
-                at_grid(
-                    model.predict_cumulative_hazard_function(filled[split], return_array=True),
-                    model.unique_times_,
-                    grid,
-                )
-                for model in models
-            ]
-            return np.stack(found, axis=1)
-
-        return predict
-
-    return search(question, TRIALS, fit, seconds=seconds)
+    boosting = partial(
+        GradientBoostingSurvivalAnalysis, learning_rate=0.1, subsample=0.5, min_samples_leaf=5
+    )
+    return one_a_cause(question, TRIALS, boosting, seconds)
 
 
 if __name__ == "__main__":
