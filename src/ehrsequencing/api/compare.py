@@ -11,7 +11,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from ehrsequencing.api.evaluation import EvaluationResult, long_table
+from ehrsequencing.api.evaluation import EvaluationResult
+from ehrsequencing.api.long_table import long_table
 from ehrsequencing.api.paper import PaperTable, accuracy_table
 from ehrsequencing.api.predictions import days_of
 from ehrsequencing.api.progress import stages
