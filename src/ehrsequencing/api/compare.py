@@ -210,6 +210,7 @@ class RiskComparison(EvaluationResult):
         return str(self.table2())
 
 
+@answering
 def compare_risks(
     risks: Mapping[str, ArrayLike],
     time: ArrayLike,

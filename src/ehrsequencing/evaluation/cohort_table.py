@@ -51,7 +51,9 @@ def cohort_table(context: Context, landmark: float) -> dict[str, Any] | None:
         duration, cause = records.rows.duration_days[at], records.rows.cause[at]
         cells = {
             "subjects": people.count(len(at)),
-            "age in years, median (quartiles)": people.quartiles(records.rows.age_years[at]),
+            "age in years, median (quartiles)": people.quartiles(
+                np.round(records.rows.age_years[at])
+            ),
             "visits before, median (quartiles)": people.quartiles(records.rows.visits_before[at]),
             **_static_rows(words, records.timelines.take(subject), spec, people),
             **_number_rows(words, records, at, spec, people),
@@ -93,13 +95,22 @@ class _People:
             return f"{self.count(people)} ({100 * share:.0f})"
         return count_text(people) if people < SMALLEST_COUNT else "–"
 
-    def quartiles(self, values: ArrayLike, form: str = ".0f") -> str:
+    def quartiles(self, values: ArrayLike) -> str:
         known = np.asarray(values, dtype=np.float64)
         known = known[np.isfinite(known)]
         if len(known) < (1 if self.is_simulated else SMALLEST_COUNT):
             return "–"
         low, middle, high = np.quantile(known, [0.25, 0.5, 0.75])
-        return f"{middle:{form}} ({low:{form}} to {high:{form}})"
+        return f"{_short(middle)} ({_short(low)} to {_short(high)})"
+
+
+def _short(value: float) -> str:
+    """Three digits, and no fewer than the whole number has.
+
+    >>> _short(0.12345), _short(1234.5)
+    ('0.123', '1,234')
+    """
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
 def _static_rows(
@@ -122,6 +133,6 @@ def _number_rows(
     for token in spec.numeric[:_MOST_CODES]:
         name = words.tokens[token]
         newest = words.numbers_at(token, history[:, spec.index[f"last {name}"]])
-        cells[f"{name}, median (quartiles)"] = people.quartiles(newest, ".3g")
+        cells[f"{name}, median (quartiles)"] = people.quartiles(newest)
         cells[f"{name} unknown, n (%)"] = people.share(int(np.isnan(newest).sum()))
     return cells
