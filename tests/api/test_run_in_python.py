@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,15 @@ from ehrsequencing.config import load_study
 from ehrsequencing.config.files import load_task
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.made_of import differing
+from ehrsequencing.evaluation.cohort_table import cohort_table
+from ehrsequencing.evaluation.context import Context
+from ehrsequencing.evaluation.evaluated import Evaluated
+from ehrsequencing.evaluation.population import Population
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.prediction.predict import predict
 from ehrsequencing.records.prepare import content_of
+from ehrsequencing.reporting import figures
+from ehrsequencing.reporting.figures import stacked
 from helpers.command_line import ehrseq
 from helpers.explorer_page import codes_of
 
@@ -197,10 +204,13 @@ def test_table_1_has_the_newest_numbers_and_who_has_none(code: str, here: Path) 
     np.testing.assert_allclose(shown, expected, atol=0.02 * np.ptp(newest))
     unknown = len(people) - len(newest)
     assert frame.loc[f"{code} unknown, n (%)", "held-out"].startswith(f"{unknown} (")
-    ev.simulated = False
-    shared = ev.table1().frame.loc[f"{code} unknown, n (%)"]
-    assert shared["held-out"] == ("15 (25)" if unknown else "0 (0)")  # 12 of 61
-    assert shared["tuning"] == ("<11" if unknown else "0 (0)")  # 4 of 45
+    run, prepared = eh.load("runs/hf"), eh.load("prepared")
+    population = replace(Population.of_split(prepared, run.task, "held_out"), is_simulated=False)
+    table = cohort_table(Context(Evaluated.of_run(run), population, prepared), 0.0)
+    assert table is not None
+    shared = dict(table["rows"])[f"{code} unknown, n (%)"]
+    assert shared[1:] == (["<11", "15 (25)"] if unknown else ["0 (0)"] * 2)  # 4 of 45, 12 of 61
+    assert ev.table1().frame.index.tolist() == [name for name, _ in table["rows"]]
 
 
 def test_how_accurate_the_run_is(here: Path, tmp_path: Path) -> None:
@@ -268,6 +278,33 @@ def test_the_figure_of_a_notebook_has_the_numbers_of_the_report(here: Path) -> N
     assert [group["predicted"] for group in row["groups"]] == drawn[1::2]
     told = [text.get_text() for text in ax.texts]
     assert all(str(count) in told for group in row["groups"] for count in group["at_risk"])
+
+
+def test_incidences_of_all_causes_are_stacked_and_hidden_days_and_causes_change_no_other(here: Path) -> None:
+    evaluation = eh.load("runs/hf").evaluation
+    rows = [row for row in evaluation.result["incidence"] if row["landmark_days"] == 0]
+    ax = evaluation.plot_stacked_incidence()
+    top = ax.collections[-1].get_datalim(ax.transData).y1
+    both = [row["everyone"] for row in rows]
+    assert top == pytest.approx(sum(one["observed"][-1] for one in both))
+    np.testing.assert_allclose(ax.lines[-1].get_ydata(), np.sum([one["predicted"] for one in both], axis=0))
+    for row in rows:  # the observed incidence of everyone is that of all groups together at the start
+        assert row["everyone"]["n"] == sum(group["n"] for group in row["groups"]) or not row["groups"]
+    real = EvaluationResult({**evaluation.result, "data": {**evaluation.result["data"], "simulated": False}}, here)
+    told = [text.get_text() for text in real.plot_stacked_incidence().get_legend().get_texts()]
+    assert told == ["hf", "predicted (mean)"]  # fewer than 11 died
+    shared = [row for row in real.result["incidence"] if row["landmark_days"] == 0]
+    assert [layer.cause for layer in stacked(shared)] == ["hf"]
+    gap = json.loads(json.dumps(rows))
+    gap[0]["everyone"]["observed"][2] = None
+    first, second = stacked(gap)
+    around = [rows[0]["everyone"]["observed"][k] for k in (1, 3)]
+    assert min(around) <= first.high[2] <= max(around)
+    np.testing.assert_allclose(second.high - second.low, rows[1]["everyone"]["observed"])
+    assert figures.stacked_incidence(rows) is not None
+    none = [{**row, "everyone": {**row["everyone"], "observed": [0.0, *[None] * 20]}} for row in rows]
+    assert figures.stacked_incidence(none) is None
+    assert plots.TOO_FEW in [text.get_text() for text in plots.stacked_incidence(none, title="t").texts]
 
 
 def test_calibration_without_any_curve_says_so() -> None:

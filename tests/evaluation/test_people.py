@@ -6,13 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ehrsequencing.api.paper import cohort_table
 from ehrsequencing.config import load_study
+from ehrsequencing.evaluation.cohort_table import cohort_table
 from ehrsequencing.evaluation.comparison import Comparison, draw_subjects, main_place
-from ehrsequencing.evaluation.context import input_rates
+from ehrsequencing.evaluation.context import Context, input_rates
 from ehrsequencing.evaluation.curves import cells, decision_rows, incidence_rows, smooth_rows
 from ehrsequencing.evaluation.estimates import over_time_rows
-from ehrsequencing.evaluation.population import at_risk, unobserved_tenths
+from ehrsequencing.evaluation.evaluated import Evaluated
+from ehrsequencing.evaluation.population import Population, at_risk, unobserved_tenths
 from ehrsequencing.evaluation.subgroups import NOT_RECORDED, groups_of_rows, subgroup_rows
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords, Timelines
@@ -48,8 +49,21 @@ def test_table_1_counts_people_with_several_indexes_once(tmp_path: Path) -> None
     at_index = prepared.records("hospital", "train").at_landmark(0.0)
     people = len(np.unique(prepared.rows("hospital", "train").subject[at_index]))
     assert people < len(at_index)
-    table = cohort_table(prepared, "hospital", landmark=0.0, is_simulated=True).frame
-    assert table.loc["subjects", "train"] == f"{people:,}"
+    source = Evaluated(
+        name="nothing is predicted here",
+        predictor=None,  # type: ignore[arg-type]
+        where="",
+        task=prepared.task("hospital"),
+        study=load_study(),
+        vocabulary=prepared.vocabulary,
+        config={},
+    )
+    population = replace(Population.of_split(prepared, source.task, "held_out"), is_simulated=True)
+    table = cohort_table(Context(source, population, prepared), 0.0)
+    assert table is not None
+    assert table["columns"] == ["train", "tuning", "held-out"]
+    assert dict(table["rows"])["subjects"][0] == f"{people:,}"
+    assert cohort_table(Context(source, population, None), 0.0) is None
 
 
 def test_counts_and_bands_are_those_of_people() -> None:

@@ -24,6 +24,7 @@ OPTIONAL = (
     "blend",
     "score",
     "incidence",
+    "table1",
     "tripod",
     "codes",
 )

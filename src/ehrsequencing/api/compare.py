@@ -11,7 +11,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from ehrsequencing.api.evaluation import EvaluationResult, long_table
+from ehrsequencing.api.evaluation import EvaluationResult
+from ehrsequencing.api.long_table import long_table
 from ehrsequencing.api.paper import PaperTable, accuracy_table
 from ehrsequencing.api.predictions import days_of
 from ehrsequencing.api.progress import stages
@@ -205,6 +206,7 @@ class RiskComparison(EvaluationResult):
         return str(self.table2())
 
 
+@answering
 def compare_risks(
     risks: Mapping[str, ArrayLike],
     time: ArrayLike,

@@ -15,7 +15,8 @@ import pyarrow as pa
 
 from ehrsequencing.api import plots, predictions as curves
 from ehrsequencing.api.data import meds_folder, times
-from ehrsequencing.api.paper import PaperTable, accuracy_table, cohort_table
+from ehrsequencing.api.long_table import long_table, main_c
+from ehrsequencing.api.paper import PaperTable, accuracy_table
 from ehrsequencing.api.predictions import StepFunction, days_of, risk_column
 from ehrsequencing.config import format_days
 from ehrsequencing.core.elsewhere import Hinted, answering_methods
@@ -29,32 +30,6 @@ from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.timelines import TaskRecords
 
 REPORT = "report.html"
-_COLUMNS = (
-    "model",
-    "landmark_days",
-    "cause",
-    "horizon_days",
-    "metric",
-    "value",
-    "low",
-    "high",
-    "subjects",
-    "events",
-    "reason",
-)
-_ORDER = (
-    "landmark",
-    "cause",
-    "horizon",
-    "horizon_days",
-    "metric",
-    "value",
-    "low",
-    "high",
-    "subjects",
-    "events",
-    "reason",
-)
 
 
 @answering_methods
@@ -241,13 +216,17 @@ class EvaluationResult(Hinted):
             >>> print(eh.load("runs/hf").evaluation.table1().to_markdown().splitlines()[2])
             | subjects | 294 | 45 | 61 |
         """
-        run = self._own_run
-        return cohort_table(
-            run.prepared(self._prepared),
-            run.task.name,
-            landmark=self._landmark(None),
-            is_simulated=self.simulated,
-        )
+        table = self.result.get("table1")
+        if table is None:
+            raise EhrseqError(
+                "there is no table 1 without the training subjects",
+                where=str(self.folder),
+                fix="evaluate again, with prepared=",
+            )
+        names, cells = zip(*table["rows"], strict=True)
+        frame = pd.DataFrame(cells, index=names, columns=table["columns"])
+        caption = "Subjects at the first prediction time that is compared, by split"
+        return PaperTable(frame, caption)
 
     def table2(
         self,
@@ -328,6 +307,32 @@ class EvaluationResult(Hinted):
             'cumulative incidence'
         """
         place, title = self._place(None, cause, landmark)
+        return plots.incidence(self._incidence(place)[0], title=title, ax=ax)
+
+    def plot_stacked_incidence(self, *, landmark: Any = None, ax: Any = None) -> Any:
+        """Cumulative incidence of all causes, one upon the other, up to the main horizon; the predicted ones dashed.
+
+        Of real people, a cause that fewer than 11 of them had is left out.
+
+        Args:
+            landmark: Default: the first.
+            ax: Axes of matplotlib; default: new ones.
+
+        Example:
+            >>> ax = eh.load("runs/hf").evaluation.plot_stacked_incidence()
+            >>> [text.get_text() for text in ax.get_legend().get_texts()][:2]
+            ['hf', 'death']
+        """
+        rows = [
+            row
+            for cause in self.result["causes"]
+            for row in self._incidence(self._place(None, cause, landmark)[0])
+        ]
+        title = self._place(None, None, landmark)[1].removeprefix(f"{rows[0]['cause']} ")
+        return plots.stacked_incidence(rows, title=f"all causes {title}", ax=ax)
+
+    def _incidence(self, place: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """The row of `incidence` at a place."""
         rows = _at_place(self.result.get("incidence") or [], **place)
         if not rows:
             raise EhrseqError(
@@ -335,7 +340,7 @@ class EvaluationResult(Hinted):
                 where=str(self.folder),
                 fix="name another landmark",
             )
-        return plots.incidence(rows[0], title=title, ax=ax)
+        return rows
 
     def _points(
         self, name: str, columns: Sequence[str], horizon: Any, cause: str | None, landmark: Any
@@ -415,31 +420,3 @@ def _at_place(
     place = (landmark, cause, horizon)
     keys = ("landmark_days", "cause", "horizon_days")
     return [row for row in rows if tuple(row[key] for key in keys) == place]
-
-
-def long_table(rows: Sequence[Mapping[str, Any]], first: str) -> pd.DataFrame:
-    """Long rows of `metrics.json` as a frame; `first` is what the column of models is called."""
-    table = pd.DataFrame([dict(row) for row in rows], columns=list(_COLUMNS))
-    everywhere = {"landmark": "all prediction times", "horizon": "all horizons"}
-    for key, text in everywhere.items():
-        days = table[f"{key}_days"]
-        table[key] = [text if pd.isna(day) else format_days(day) for day in days]
-    numbers = ["horizon_days", "value", "low", "high"]
-    table[numbers] = table[numbers].astype(np.float64)
-    for key in ("subjects", "events"):
-        if any(isinstance(count, str) for count in table[key]):
-            table[key] = [None if pd.isna(count) else str(count) for count in table[key]]
-    table = table.rename(columns={"model": first})
-    return table[[first, *_ORDER]]
-
-
-def main_c(result: dict[str, Any]) -> str:
-    """C of the first cause at the main landmark and horizon, with its interval."""
-    cause, (landmark, horizon) = result["causes"][0], result["main"].values()
-    place = (result["models"][0], "c", cause, horizon, landmark)
-    keys = ("model", "metric", "cause", "horizon_days", "landmark_days")
-    row = next((row for row in result["metrics"] if place == tuple(row[key] for key in keys)), None)
-    if row is None or row["value"] is None:
-        return f"undefined for {cause} by {format_days(horizon)}"
-    limits = "" if row["low"] is None else f" ({row['low']:.2f} to {row['high']:.2f})"
-    return f"{row['value']:.2f}{limits} for {cause} by {format_days(horizon)}"

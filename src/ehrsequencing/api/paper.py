@@ -6,30 +6,16 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike
 
-from ehrsequencing.config import DAYS_PER_YEAR
-from ehrsequencing.core.arrays import Ints
-from ehrsequencing.core.disclosure import SMALLEST_COUNT, count_text, shareable_rate
 from ehrsequencing.core.errors import EhrseqError, refuse_unknown
-from ehrsequencing.metrics.censoring import median_follow_up_days
 from ehrsequencing.metrics.registry import in_columns, taken
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.predictors.features import LinearDesign
 from ehrsequencing.predictors.fitting_data import FittingData
-from ehrsequencing.predictors.history import (
-    AGE_KNOTS_YEARS,
-    FeatureSpec,
-    fit_feature_spec,
-    history_features,
-)
+from ehrsequencing.predictors.history import AGE_KNOTS_YEARS
 from ehrsequencing.predictors.landmark_cox import LandmarkCox
-from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.reporting.wording import with_interval
-
-_MOST_CODES = 12  # codes without a time, and as many with numbers, in table 1
 
 
 @dataclass(frozen=True, repr=False)
@@ -65,97 +51,6 @@ class PaperTable:
 def _latex(text: object) -> str:
     plain = str(text).replace("\\", "/")
     return "".join(f"\\{c}" if c in "%&_#${}" else c for c in plain).replace("<", "$<$")
-
-
-def cohort_table(
-    prepared: Prepared, task: str, *, landmark: float, is_simulated: bool
-) -> PaperTable:
-    """Table 1: the subjects of each split at a landmark. Counts of 1 to 10 people are hidden, unless simulated."""
-    columns = {}
-    train = prepared.records(task, "train")
-    spec = fit_feature_spec(train, prepared.vocabulary, enough=SMALLEST_COUNT)
-    for split in SPLITS:
-        records = prepared.records(task, split)
-        at = records.at_landmark(landmark)
-        subject, first = np.unique(records.rows.subject[at], return_index=True)
-        at = at[first]  # of somebody with several indexes, the first
-        people = _People(len(at), is_simulated)
-        duration, cause = records.rows.duration_days[at], records.rows.cause[at]
-        cells = {
-            "subjects": people.count(len(at)),
-            "age in years, median (quartiles)": people.quartiles(records.rows.age_years[at]),
-            "visits before, median (quartiles)": people.quartiles(records.rows.visits_before[at]),
-            **_static_rows(prepared, records.timelines.take(subject), people),
-            **_number_rows(prepared, records, at, spec, people),
-            "median follow-up in years": "–",
-        }
-        if people.are_enough:
-            years = float(median_follow_up_days(duration, cause)) / DAYS_PER_YEAR
-            cells["median follow-up in years"] = f"{years:.1f}" if np.isfinite(years) else "–"
-        for number, name in enumerate(prepared.task(task).causes, start=1):
-            cells[f"{name}, n (%)"] = people.share(int((cause == number).sum()))
-        columns[split.replace("_", "-")] = cells
-    frame = pd.DataFrame(columns).fillna("0")
-    return PaperTable(frame, "Subjects at the first prediction time that is compared, by split")
-
-
-@dataclass(frozen=True)
-class _People:
-    """How many people a column is about, and how their numbers may be shown."""
-
-    total: int
-    is_simulated: bool
-
-    @property
-    def are_enough(self) -> bool:
-        return self.total >= (1 if self.is_simulated else SMALLEST_COUNT)
-
-    def count(self, people: int) -> str:
-        return f"{people:,}" if self.is_simulated else count_text(people)
-
-    def share(self, people: int) -> str:
-        if not self.total:
-            return "0"
-        share = (
-            people / self.total
-            if self.is_simulated
-            else shareable_rate(people / self.total, self.total)
-        )
-        if share is not None:
-            return f"{self.count(people)} ({100 * share:.0f})"
-        return count_text(people) if people < SMALLEST_COUNT else "–"
-
-    def quartiles(self, values: ArrayLike, form: str = ".0f") -> str:
-        known = np.asarray(values, dtype=np.float64)
-        known = known[np.isfinite(known)]
-        if len(known) < (1 if self.is_simulated else SMALLEST_COUNT):
-            return "–"
-        low, middle, high = np.quantile(known, [0.25, 0.5, 0.75])
-        return f"{middle:{form}} ({low:{form}} to {high:{form}})"
-
-
-def _static_rows(prepared: Prepared, timelines: Any, people: _People) -> dict[str, str]:
-    """The share of people with each of the most frequent codes without a time."""
-    owner = np.repeat(np.arange(len(timelines)), np.diff(timelines.static_offsets))
-    pairs = np.unique(np.stack([timelines.static_codes.astype(np.int64), owner]), axis=1)
-    codes, counts = np.unique(pairs[0], return_counts=True)
-    names = prepared.vocabulary.tokens
-    most = np.argsort(-counts, kind="stable")[:_MOST_CODES]
-    return {f"{names[codes[k]]}, n (%)": people.share(int(counts[k])) for k in sorted(most)}
-
-
-def _number_rows(
-    prepared: Prepared, records: TaskRecords, at: Ints, spec: FeatureSpec, people: _People
-) -> dict[str, str]:
-    """The newest number of each of the most frequent codes with numbers, and how many people have none."""
-    words, cells = prepared.vocabulary, dict[str, str]()
-    history = history_features(records, words, chosen=at, columns=spec)
-    for token in spec.numeric[:_MOST_CODES]:
-        name = words.tokens[token]
-        newest = words.numbers_at(token, history[:, spec.index[f"last {name}"]])
-        cells[f"{name}, median (quartiles)"] = people.quartiles(newest, ".3g")
-        cells[f"{name} unknown, n (%)"] = people.share(int(np.isnan(newest).sum()))
-    return cells
 
 
 def accuracy_table(

@@ -11,7 +11,7 @@ from ehrsequencing.core.errors import EhrseqError, install
 from ehrsequencing.core.redaction import NO_HISTOGRAM
 from ehrsequencing.prediction.prediction_file import Risks
 from ehrsequencing.records.events import DAY_US
-from ehrsequencing.reporting.figures import group_names
+from ehrsequencing.reporting.figures import group_names, stacked
 
 # the report's colours (reporting/templates/palette.css.jinja); the first is the cause of interest
 COLOURS = ("#1f5fa8", "#c2571a", "#2f8258", "#8454a6", "#77701f", "#0d7a85", "#b0437c")
@@ -222,6 +222,28 @@ def incidence(row: Row, *, title: str, ax: Any = None) -> Any:
     ax.set_ylim(bottom=0.0)
     ax.set_xlim(0.0, ticks[-1])
     ax.set_xticks(ticks)
+    return _finish(ax, x="years from the prediction", y="cumulative incidence", title=title)
+
+
+def stacked_incidence(rows: Sequence[Row], *, title: str, ax: Any = None) -> Any:
+    """Incidences of all causes, one upon the other; see `EvaluationResult.plot_stacked_incidence`.
+
+    Args:
+        rows: The row of `incidence` in `metrics.json` of each cause at one landmark.
+        title: Of the figure.
+        ax: Axes of matplotlib; default: new ones.
+    """
+    ax, layers = axes(ax), stacked(rows)
+    for k, one in enumerate(layers):
+        years, colour = np.array(one.days) / DAYS_PER_YEAR, COLOURS[k % len(COLOURS)]
+        ax.fill_between(years, one.low, one.high, color=colour, alpha=0.45, lw=0, label=one.cause)
+        label = "predicted (mean)" if one is layers[-1] else None
+        years = np.array(rows[0]["days"]) / DAYS_PER_YEAR
+        ax.plot(years, one.predicted, "--", color=GREY, label=label)
+    if not layers:
+        ax.text(0.5, 0.5, TOO_FEW, transform=ax.transAxes, ha="center", color=GREY)
+    ax.set_ylim(bottom=0.0)
+    ax.set_xlim(0.0, rows[0]["tick_days"][-1] / DAYS_PER_YEAR)
     return _finish(ax, x="years from the prediction", y="cumulative incidence", title=title)
 
 

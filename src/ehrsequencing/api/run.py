@@ -11,7 +11,8 @@ import pandas as pd
 from ehrsequencing.api.cox import cox_of_run
 from ehrsequencing.api.data import PreparedData, data_config, meds_folder
 from ehrsequencing.api.effect import plot_effect_of_run
-from ehrsequencing.api.evaluation import EvaluationResult, main_c
+from ehrsequencing.api.evaluation import EvaluationResult
+from ehrsequencing.api.long_table import main_c
 from ehrsequencing.api.paper import hazard_ratios
 from ehrsequencing.api.predictions import (
     attention_table,

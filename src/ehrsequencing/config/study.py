@@ -165,4 +165,8 @@ class StudyConfig(Settings):
         """An empty section (`visits:` alone) counts as left out."""
         if not isinstance(data, dict):
             return data
-        return {name: section for name, section in data.items() if section is not None}
+        return {
+            name: section
+            for name, section in data.items()
+            if section is not None or name not in cls.model_fields
+        }

@@ -87,13 +87,15 @@ def answering(function: Called) -> Called:
     ehrsequencing.core.errors.EhrseqError: risk: too many positional arguments (write risk(data, horizons=…))
     """
     signature = inspect.signature(function)
+    is_class = function.__name__ == "__init__"
+    named_as = function.__qualname__.split(".")[-2] if is_class else function.__name__
 
     @wraps(function)
     def call(*given: Any, **named: Any) -> Any:
         try:
             signature.bind(*given, **named)
         except TypeError as error:
-            raise _wrong_call(function.__name__, signature, given, named, str(error)) from None
+            raise _wrong_call(named_as, signature, given, named, str(error)) from None
         return function(*given, **named)
 
     return cast(Called, call)

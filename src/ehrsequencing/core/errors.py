@@ -5,6 +5,8 @@ from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
 
+__all__ = ["EhrseqError"]
+
 NO_HEADER = "its first line may be a patient's and is not shown: give it a header line"
 _NAME = re.compile(r"(?!.*\d{3})[\w ./()%\[\]-]{1,64}")
 # a name that no cell has: by its last word, as in patient_id, eventDate and sex

@@ -44,6 +44,7 @@ _FACTS = (
     "horizons_days",
     "landmarks_days",
     "main",
+    "table1",
     "strongest",
     "config",
     "warnings",
@@ -126,7 +127,11 @@ def redact(result: Row, *, decimals: bool = True) -> Shareable:
         "smooth_calibration": _drawn(result, "smooth_calibration", cells, _smooth),
         "decision": _drawn(result, "decision", cells, _decision),
         "incidence": [
-            {**row, "groups": [_risk_group(group) for group in row["groups"]]}
+            {
+                **row,
+                "groups": [_risk_group(group) for group in row["groups"]],
+                "everyone": _risk_group(row["everyone"]),
+            }
             for row in result.get("incidence") or []
         ],
         "trajectories": [],

@@ -234,6 +234,7 @@ def incidence_rows(
                 "days": [0.0, *part.horizons_days.tolist()],
                 "tick_days": ticks,
                 "groups": groups,
+                "everyone": _group(part, model, e, ticks),
             }
         )
     return out
@@ -285,7 +286,7 @@ def tick_days(horizon_days: float) -> list[float]:
 
 
 def _group(part: Comparison, model: str, e: int, ticks: Sequence[float]) -> dict[str, Any]:
-    """One risk group: mean predicted and observed incidence, its band over people, and how many people are left."""
+    """A risk group or everyone: mean predicted and observed incidence, its band over people, who is left."""
     days = part.horizons_days
     observed = estimate(part, model, partial(_incidence, e=e), hides_few=False)["observed"]
     low, high = observed.band()

@@ -19,6 +19,7 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import write_json
 from ehrsequencing.core.redaction import INDIVIDUAL
 from ehrsequencing.evaluation import population as follow_up, results
+from ehrsequencing.evaluation.cohort_table import cohort_table
 from ehrsequencing.evaluation.comparison import (
     ORACLE,
     Comparison,
@@ -306,6 +307,7 @@ class Evaluation:
             ],
             "metrics": results.without_few(metrics + indices),
             "differences": results.without_few(differences),
+            "table1": cohort_table(self.context, main[0] or 0.0),
             "at_risk": [follow_up.at_risk(one, causes) for one in at_landmarks],
             "follow_up": [follow_up.follow_up(one) for one in at_landmarks],
             "smallest_g": follow_up.smallest_g(comparisons),

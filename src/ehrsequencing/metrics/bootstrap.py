@@ -24,6 +24,8 @@ from ehrsequencing.metrics.calibration import (
 from ehrsequencing.metrics.censoring import RiskSets, divide
 from ehrsequencing.metrics.outcomes import ScoredRows
 
+__all__ = ["bootstrap_subjects", "percentile_interval"]
+
 #: Elements of one block of weights.
 BLOCK_ELEMENTS = 2**22
 #: Elements of one (simulations, n) work array of `calibration_null`.

@@ -17,6 +17,8 @@ from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.metrics.censoring import SubjectClock, divide
 from ehrsequencing.metrics.outcomes import Metric, ScoredRows
 
+__all__ = ["cumulative_dynamic_auc", "wolbers_c"]
+
 
 def wolbers_c(rows: ScoredRows) -> Floats:
     """Wolbers' truncated concordance for competing risks (Wolbers et al. 2014); Uno's C with one cause.

@@ -21,6 +21,8 @@ from ehrsequencing.metrics.censoring import (
 )
 from ehrsequencing.metrics.hazards import expected_events
 
+__all__ = ["Metric", "ScoredRows"]
+
 #: Risks may leave [0, 1] by this much (float32 sums do) and are cut back.
 ROUNDING = 1e-6
 T = TypeVar("T")

@@ -13,6 +13,8 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.metrics import accuracy, calibration, discrimination
 from ehrsequencing.metrics.outcomes import Metric, ScoredRows
 
+__all__ = ["METRICS", "Metric", "in_columns", "register", "taken", "values"]
+
 METRICS: dict[str, Metric] = {}
 
 

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+__all__ = ["pool"]
+
 
 def gather_rows(x: Tensor, index: Tensor) -> Tensor:
     """Rows of x: (N, d) and (P,) → (P, d)."""

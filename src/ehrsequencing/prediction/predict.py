@@ -37,6 +37,8 @@ from ehrsequencing.records.survey import Progress, Steps, survey
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.visits import Record, make_record
 
+__all__ = ["NewRecords", "predict"]
+
 GRACE_DAYS = 31  # a day asked for may lie so long after the last row, where nobody tells when the records were taken
 Answer = TypeVar("Answer")
 MOST_UNKNOWN = 0.9  # share of rows with a code that training did not know: refused

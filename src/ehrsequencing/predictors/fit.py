@@ -26,6 +26,8 @@ from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.hazards import cohort_hazards, exposure
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
 
+__all__ = ["BASELINES", "fit_baselines"]
+
 EVENTS_TO_CHOOSE = 100  # tuning subjects with the event of interest; fewer do not say which baseline is the strongest
 
 

@@ -14,6 +14,8 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.hazards import cumulative_incidence, horizon_nll
 from ehrsequencing.records.timelines import TaskRecords
 
+__all__ = ["Predictor", "in_parts"]
+
 
 class Predictor(ABC):
     """Whatever answers at prediction times.

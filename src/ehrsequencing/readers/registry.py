@@ -24,6 +24,8 @@ from ehrsequencing.readers.import_report import ImportReport, TableCounts
 from ehrsequencing.readers.meds_writer import MedsWriter
 from ehrsequencing.readers.table_files import SourceTable
 
+__all__ = ["Import", "reader"]
+
 Progress = Callable[[int, int], None]
 
 

@@ -16,6 +16,8 @@ from ehrsequencing.core.arrays import Bools, Ints, Ints32
 from ehrsequencing.readers.import_report import ImportReport
 from ehrsequencing.records.events import DAY_US, PERIOD_END, PERIOD_START, SECOND_US
 
+__all__ = ["Role"]
+
 SUBJECT_IDS = "metadata/subject_ids.parquet"
 END_SUFFIX = "//END"  # the end of a visit or stay has the code of its start with this suffix
 PART_SUFFIX = "//PART"  # a part of a stay of the same class, as a stay on a second ward

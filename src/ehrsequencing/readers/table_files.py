@@ -21,6 +21,8 @@ import pyarrow.parquet as pq
 from ehrsequencing.core.errors import NO_HEADER, EhrseqError, looks_like_header
 from ehrsequencing.records.parquet_rows import is_text
 
+__all__ = ["open_table"]
+
 BLOCK_BYTES = 1 << 23  # also the longest line
 BLOCK_ROWS = 500_000
 _MAGIC = {

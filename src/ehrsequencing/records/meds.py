@@ -43,6 +43,8 @@ from ehrsequencing.records.events import (
 )
 from ehrsequencing.records.parquet_rows import are_named, check_schemas, read_events
 
+__all__ = ["MedsReader"]
+
 SPLITS = ("train", "tuning", "held_out")
 # key of `metadata/dataset.json` that other readers of MEDS ignore
 IMPORT_SETTINGS = "ehrseq_import"

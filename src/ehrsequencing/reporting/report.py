@@ -311,6 +311,11 @@ def _details(m: dict[str, Any], scores: Scores, shown: Mapping[Any, str]) -> dic
                 for row in m["incidence"] or []
             ]
         ),
+        "stacked": [
+            panels.Panel("", panels.caption(rows[0], shown), figures.stacked_incidence(rows))
+            for rows in at_landmarks(m["incidence"] or [])
+            if len(rows) > 1
+        ],
         "tripod": tripod(m),
         "gap_forests": panels.gap_forests(scores, shown),
         "accuracy": scores.blocks("accuracy"),
@@ -328,6 +333,12 @@ def _details(m: dict[str, Any], scores: Scores, shown: Mapping[Any, str]) -> dic
         "audit": m["audit"],
         "settings": _flat(m["config"]),
     }
+
+
+def at_landmarks(rows: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    """The rows of each landmark."""
+    landmarks = dict.fromkeys(row["landmark_days"] for row in rows)
+    return [[row for row in rows if row["landmark_days"] == one] for one in landmarks]
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
