@@ -219,9 +219,8 @@ def steps(
         for n in subjects:
             batch = labelled(n, seed=3)
             for precision in PRECISIONS:
-                seconds, mib = step_seconds(
-                    model_of(size=size).to(device), batch, device, precision
-                )
+                model = model_of(size=size).to(device)
+                seconds, mib = step_seconds(model, batch, device, precision)
                 yield {
                     "section": "step",
                     "size": size,

@@ -83,32 +83,16 @@ def measure(words: Sequence[object]) -> dict[str, float]:
 
 def commands(data: Path, folder: Path) -> dict[str, list[object]]:
     """The commands that are measured, in the order in which they need one another."""
-    prepared, run = folder / "prepared", folder / "run"
+    prepared, run, risks = folder / "prepared", folder / "run", folder / "risks.parquet"
+    outside = ("--data", data, "--out", folder / "external")
     few = ("evaluation.bootstrap=20", "--baselines", "none")
     return {
         "prepare": ["prepare", data, "--task", data / "task.yaml", "--out", prepared],
         "train, one epoch": ["train", prepared, "--out", run, *SMALL],
-        "predict --at last": [
-            "predict",
-            run,
-            data,
-            "--at",
-            "last",
-            "--out",
-            folder / "risks.parquet",
-        ],
+        "predict --at last": ["predict", run, data, "--at", "last", "--out", risks],
         "evaluate": ["evaluate", run, *few],
         "evaluate, 5,000 subjects": ["evaluate", run, *few, DRAWN],
-        "evaluate --data, 5,000 subjects": [
-            "evaluate",
-            run,
-            "--data",
-            data,
-            "--out",
-            folder / "external",
-            *few,
-            DRAWN,
-        ],
+        "evaluate --data, 5,000 subjects": ["evaluate", run, *outside, *few, DRAWN],
         "explain --subjects 100": ["explain", run, data, "--subjects", 100],
     }
 
@@ -135,11 +119,8 @@ def main() -> None:
             if name == "train, one epoch":
                 shutil.rmtree(folder / "run", ignore_errors=True)
             found.setdefault(name, {})[subjects] = measure(words)
-            print(
-                f"{subjects:,} subjects, {name}: {found[name][subjects]}",
-                file=sys.stderr,
-                flush=True,
-            )
+            text = f"{subjects:,} subjects, {name}: {found[name][subjects]}"
+            print(text, file=sys.stderr, flush=True)
     (given.out / "memory.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
     print(table(found, given.subjects))
 
@@ -163,11 +144,8 @@ def table(found: dict[str, dict[int, Any]], sizes: Sequence[int]) -> str:
     ]
     lines.append("|---|" + "---:|" * (len(sizes) + 1))
     for name, by in found.items():
-        cells = [
-            f"{by[size]['own_mib']:,.0f} ({by[size]['peak_mib']:,.0f})"
-            for size in sizes
-            if size in by
-        ]
+        measured = [by[size] for size in sizes if size in by]
+        cells = [f"{one['own_mib']:,.0f} ({one['peak_mib']:,.0f})" for one in measured]
         first, last = by[min(by)], by[max(by)]
         more = (last["own_mib"] - first["own_mib"]) * 2**20 / max(max(by) - min(by), 1)
         lines.append(f"| {name} | {' | '.join(cells)} | {more:,.0f} |")

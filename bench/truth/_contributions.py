@@ -4,9 +4,6 @@ A contribution is the code's term in the log hazard of `process.py`. The terms o
 `truth_mechanisms.parquet`. A pair's term is also what the best predictor loses that cannot read the pair: it knows that
 the visit had one, but not which, and matches and mismatches of mean hazard one are equally likely. So a half whose
 other half is unknown says nothing, and striking one half is as striking both.
-
-Had a pair never been written, the pairs before it would each be one place newer. That is another question, which
-`never` answers. Nobody who learns from records of a world where every visit has a pair can know that answer.
 """
 
 from collections.abc import Sequence
@@ -30,14 +27,12 @@ class Contribution:
         codes: The code, or both halves of a pair.
         visit: Number of the visit of a pair; None for codes that are struck wherever they are.
         log_hazard: The contribution.
-        never: The log hazard minus what it would be if the code had never been written; None: the contribution.
     """
 
     mechanism: str
     codes: tuple[str, ...]
     visit: int | None
     log_hazard: float
-    never: float | None = None
 
 
 class Contributions:
@@ -95,14 +90,8 @@ class Contributions:
         signs = np.array([1.0 if a[-2:] == b[-2:] else -1.0 for _, (a, b) in pairs])
         terms = self._terms(signs)
         return [
-            Contribution(
-                "pair",
-                pair,
-                visit,
-                float(terms[k]),
-                never=float(terms.sum() - self._terms(np.delete(signs, k)).sum()),
-            )
-            for k, (visit, pair) in enumerate(pairs)
+            Contribution("pair", pair, visit, float(term))
+            for (visit, pair), term in zip(pairs, terms, strict=True)
         ]
 
     def _terms(self, signs: Floats) -> Floats:

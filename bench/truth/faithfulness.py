@@ -4,18 +4,13 @@ DATA is a simulated data set and RUN a run trained on it. At the last prediction
 
 - **Truth.** Each code's true contribution to the outcome's log hazard (`bench/truth/_contributions.py`), beside what
   deletion says of the model's log cumulative hazard by 30 days. Pairs are struck as pairs, beside each half alone,
-  the interaction (sum of the halves − both), and a swap that turns a match into a mismatch or back. "never" compares
-  with the other truth, in which the pair had never been written and older pairs would be one place newer.
-- **Curves.** Comprehensiveness: how far the risk moves when the most important codes are struck. Sufficiency: how far
-  when they alone are kept. Codes are ranked by deletion, by attention, and at random.
-- **Agreement.** Spearman's correlation of the methods' sizes within each subject.
+  the interaction (sum of the halves − both), and a swap that turns a match into a mismatch or back.
 - **Controls.** The same correlations for a network with random weights, and for one trained on shuffled labels.
 """
 
 import argparse
 import json
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,16 +18,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.stats import spearmanr
 
 from bench.truth._contributions import Contribution, Contributions
 from ehrsequencing.audit.shuffled import SMALL, ShuffledLabels
 from ehrsequencing.config import load_study
-from ehrsequencing.core.arrays import Bools
 from ehrsequencing.core.files import read_json, write_json
 from ehrsequencing.explain import Edit, Question, SubjectRecord, subject_records
 from ehrsequencing.explain.record import kept_rows
-from ehrsequencing.explain.tables import explain_subject
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import build_model
 from ehrsequencing.prediction.predict import NewRecords
@@ -46,8 +38,6 @@ from ehrsequencing.training.plan import Plan
 from ehrsequencing.training.train import Trainer
 
 EARLY_DAYS = 30.0  # contributions are those of the prediction time; they are sought in the hazard soon after it
-SHARES = (0.05, 0.1, 0.2, 0.5)  # of a record's codes: struck, or kept alone
-METHODS = ("deletion", "attention", "random")
 
 
 @dataclass(frozen=True)
@@ -113,7 +103,6 @@ def effects(
                     "mechanism": one.mechanism,
                     "truth": one.log_hazard,
                     "said": float(said[0]),
-                    "never": one.log_hazard if one.never is None else one.never,
                     "half": float(np.mean(said[1:])) if len(said) > 1 else None,
                     "interaction": float(said[1:].sum() - said[0]) if len(said) > 1 else None,
                     **swapped(question, record, one, truth, float(log_hazard[0])),
@@ -154,8 +143,8 @@ def swapped(
 def correlations(rows: list[dict[str, Any]]) -> dict[str, float | None]:
     """Pearson's correlation of what is said with the truth: of all, by mechanism, of half pairs, and of swaps."""
 
-    def r(chosen: list[dict[str, Any]], said: str = "said", truth: str = "truth") -> float | None:
-        pairs = np.array([(row[truth], row[said]) for row in chosen]).reshape(-1, 2)
+    def r(chosen: list[dict[str, Any]], said: str = "said") -> float | None:
+        pairs = np.array([(row["truth"], row[said]) for row in chosen]).reshape(-1, 2)
         varies = len(pairs) > 2 and bool((pairs.std(axis=0) > 1e-12).all())
         return float(np.corrcoef(pairs.T)[0, 1]) if varies else None
 
@@ -171,55 +160,6 @@ def correlations(rows: list[dict[str, Any]]) -> dict[str, float | None]:
         "pair, by striking one half": r(pairs, "half"),
         "pair, by interaction": r(pairs, "interaction"),
         "pair, by swapping one half": r(swaps),
-        "codes with an effect, never": r(known, truth="never"),
-        "pair, never": r(pairs, truth="never"),
-    }
-
-
-def importances(
-    question: Question, record: SubjectRecord, rng: np.random.Generator
-) -> tuple[list[Bools], Any]:
-    """The rows that each code in each visit is, and its size by each method."""
-    found, table = explain_subject(question, record, kinds=["code in visit"])
-    rows = table.to_pylist()
-    masks = [~kept_rows(record, effect.edit) for effect in found.effects]
-    sizes = {
-        "deletion": [abs(row["change_in_log_hazard"]) for row in rows],
-        "attention": [row["attention"] or 0.0 for row in rows],
-        "random": rng.random(len(rows)).tolist(),
-    }
-    return masks, {name: np.array(size) for name, size in sizes.items()}
-
-
-def curves(question: Question, people: list[SubjectRecord]) -> dict[str, Any]:
-    """Mean movement of the risk along both curves, and the agreement of the methods."""
-    rng = np.random.default_rng(0)
-    struck = {name: np.zeros(len(SHARES)) for name in METHODS}
-    alone = {name: np.zeros(len(SHARES)) for name in METHODS}
-    agreement: list[float] = []
-    for record in people:
-        masks, sizes = importances(question, record, rng)
-        every = np.any(masks, axis=0)
-        chosen = [
-            np.any(
-                [masks[k] for k in np.argsort(-sizes[name])[: max(1, round(share * len(masks)))]],
-                axis=0,
-            )
-            for name in METHODS
-            for share in SHARES
-        ]
-        kept = [np.ones_like(every), *(~top for top in chosen), *(~every | top for top in chosen)]
-        risk = question.of_copies(record, kept, rows=[-1])[:, 0, 0]
-        moved = np.abs(risk[1:] - risk[0]).reshape(2, len(METHODS), len(SHARES))
-        for m, name in enumerate(METHODS):
-            struck[name] += moved[0, m] / len(people)
-            alone[name] += moved[1, m] / len(people)
-        rho = spearmanr(sizes["deletion"], sizes["attention"]).statistic
-        agreement += [float(rho)] if np.isfinite(rho) else []
-    return {
-        "comprehensiveness": {name: values.tolist() for name, values in struck.items()},
-        "sufficiency": {name: values.tolist() for name, values in alone.items()},
-        "agreement": {"deletion, attention": float(np.mean(agreement))},
     }
 
 
@@ -240,24 +180,6 @@ def shuffled_network(run: Run) -> SurvivalModel:
         return trainer.training.averaged.cpu().eval()
 
 
-def cost(question: Question, people: Sequence[SubjectRecord]) -> dict[str, float]:
-    """CPU seconds of everything about the subject with most visits, and about all of them; the first call warms up."""
-    longest = max(people, key=lambda record: record.n_visits)
-    explain_subject(question, longest)
-    start = time.process_time()
-    explain_subject(question, longest)
-    middle = time.process_time()
-    for record in people:
-        explain_subject(question, record)
-    return {
-        "longest_visits": longest.n_visits,
-        "longest_seconds": middle - start,
-        "subjects": len(people),
-        "mean_visits": float(np.mean([record.n_visits for record in people])),
-        "seconds": time.process_time() - middle,
-    }
-
-
 def measure(
     run: Run, data: Path, *, subjects: int, controls: Sequence[str], say: Callable[[str], Any]
 ) -> dict[str, Any]:
@@ -268,10 +190,6 @@ def measure(
     early = Question.for_run(run, horizon_days=EARLY_DAYS)
     out: dict[str, Any] = {"subjects": len(people)}
     rows = effects(early, people, truth)
-    out["slopes"] = {
-        name: slope([row for row in rows if row["mechanism"] == name])
-        for name in ("pair", "chronic", "lab", "decay")
-    }
     out["effects"] = len(rows)
     out["correlation"] = {"trained": correlations(rows)}
     say(json.dumps(out))
@@ -280,17 +198,7 @@ def measure(
         other = Other(run, early.cause, early.horizon_days, network=networks[name](run))
         out["correlation"][name] = correlations(effects(other, people, truth))
         say(json.dumps({name: out["correlation"][name]}))
-    out |= curves(Question.for_run(run), people[: subjects // 2])
-    out["cost"] = cost(Question.for_run(run), people[: subjects // 2])
     return out
-
-
-def slope(rows: list[dict[str, Any]]) -> float | None:
-    """Least squares of what is said on the truth: how much of a mechanism the model has learned, 1 all of it."""
-    pairs = np.array([(row["truth"], row["said"]) for row in rows]).reshape(-1, 2)
-    if len(pairs) < 3 or pairs[:, 0].std() < 1e-12:
-        return None
-    return float(np.polyfit(pairs[:, 0], pairs[:, 1], 1)[0])
 
 
 def main() -> None:

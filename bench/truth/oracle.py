@@ -60,10 +60,9 @@ def slopes(risks: list[dict[str, Any]]) -> str:
 
 def line(name: str, subjects: int, oracle: dict[str, Any]) -> str:
     """One row of the table."""
-    risks = {
-        row["cause"]: [other for other in oracle["risks"] if other["cause"] == row["cause"]]
-        for row in oracle["risks"]
-    }
+    risks: dict[str, list[Any]] = {}
+    for row in oracle["risks"]:
+        risks.setdefault(row["cause"], []).append(row)
     outcome = next(iter(risks.values()))
     share = f"{oracle['gain_share']:.3f} ± {1.96 * oracle['gain_share_se']:.3f} ({oracle['gain_share_expected']:.3f})"
     cells = [f"{subjects:,}", name, share]
@@ -85,10 +84,8 @@ def missed(subjects: int, oracle: dict[str, Any]) -> list[str]:
             f"{subjects:,} subjects: share of the gain {oracle['gain_share']:.3f}, goal {goal}"
         )
     for row in oracle["risks"]:
-        if (
-            row["cause"] == oracle["risks"][0]["cause"]
-            and abs(row["slope"] - 1) - 1.96 * row["slope_se"] > 0.05
-        ):
+        is_outcome = row["cause"] == oracle["risks"][0]["cause"]
+        if is_outcome and abs(row["slope"] - 1) - 1.96 * row["slope_se"] > 0.05:
             out.append(
                 f"{subjects:,} subjects: slope {row['slope']:.3f} by {row['horizon_days']:g} days"
             )

@@ -141,19 +141,12 @@ def prepare_commands(data: Data, out: Path) -> dict[str, tuple[list[str], Path]]
     ours, bare = out / f"ours-{place}", out / f"ours-{place}-no-task"
     theirs = out / f"meds-torch-data-{place}"
     words = [*EHRSEQ, "prepare", str(data.folder), *data.settings]
-    peer = [str(python_of(MEDS_TORCH_DATA).with_name("MTD_preprocess"))]
+    peer = str(python_of(MEDS_TORCH_DATA).with_name("MTD_preprocess"))
+    places = [f"MEDS_dataset_dir={data.folder.resolve()}", f"output_dir={theirs.resolve()}"]
     return {
         "ours": ([*words, "--out", str(bare)], bare),
         "ours, with labels": ([*words, "--out", str(ours), "--task", str(data.task)], ours),
-        "meds-torch-data": (
-            [
-                *peer,
-                f"MEDS_dataset_dir={data.folder.resolve()}",
-                f"output_dir={theirs.resolve()}",
-                "do_overwrite=True",
-            ],
-            theirs,
-        ),
+        "meds-torch-data": ([peer, *places, "do_overwrite=True"], theirs),
     }
 
 
