@@ -9,6 +9,8 @@ import pytest
 
 from ehrsequencing.config import EvaluationConfig, StudyConfig, load_task
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.redaction import redact
+from ehrsequencing.core.result_types import Exact, Shared
 from ehrsequencing.evaluation import rivals as rivals_module
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.context import Context
@@ -22,6 +24,7 @@ from ehrsequencing.predictors.fitting_data import FittingData
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from helpers.metric_table import metric_table
+from helpers.result_keys import faults
 from helpers.rows import risk_of_rows
 from helpers.training import NetworkTrainer as Trainer
 
@@ -94,6 +97,10 @@ def test_metrics_json_holds_what_the_report_is_promised(sim_run: Path, cheap_bas
     assert set(result["inputs"]["by_split"]) == {"train", "tuning", "held_out"}
     assert [row["landmark_days"] for row in result["follow_up"]] == landmarks
     assert len(result["smallest_g"]) == (len(landmarks) + 1) * len(horizons)
+    assert list(faults(result, Exact)) == []
+    shared = redact({**result, "data": {**result["data"], "simulated": False}})  # as if they were people
+    assert shared.pop("individual")
+    assert list(faults(shared, Shared, count=int | str)) == []
 
 
 def test_a_horizon_beyond_the_follow_up_is_refused_in_words(sim_run: Path, prepared: Prepared) -> None:

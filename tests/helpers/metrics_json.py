@@ -7,27 +7,17 @@ from typing import Any
 import numpy as np
 
 YEAR = 365.25
-#: Keys that are None where nothing was computed.
-OPTIONAL = (
-    "differences",
-    "decision",
-    "subgroups",
-    "smallest_g",
-    "follow_up",
-    "inputs",
-    "checks",
-    "external",
-    "recalibration",
-    "repeated_splits",
-    "audit",
-    "records_before",
-    "blend",
-    "score",
-    "incidence",
-    "table1",
-    "tripod",
-    "codes",
-)
+#: What a result holds where nothing was computed.
+NOTHING: dict[str, Any] = {
+    **{name: [] for name in ("differences", "decision", "subgroups", "smallest_g", "follow_up")},
+    **{name: [] for name in ("records_before", "incidence", "baselines")},
+    **dict.fromkeys(("external", "recalibration", "repeated_splits", "audit", "blend", "score", "codes")),
+    **dict.fromkeys(("weights", "strongest", "made_of", "table1")),
+    "inputs": {"by_split": {}},
+    "checks": {},
+    "tripod": {},
+    "recalibrated_in_training": False,
+}
 MODELS = ["ehrsequencing", "boosted visits", "landmark Cox", "age + sex", "Aalen–Johansen"]
 
 
@@ -91,7 +81,7 @@ def example(
             }
         )
     places = itertools.product(landmarks, enumerate(causes), horizons)
-    return dict.fromkeys(OPTIONAL) | {
+    return NOTHING | {
         "title": "Death within a year after intensive care",
         "run": "/home/somebody/runs/17",
         "split": "held_out",
@@ -110,10 +100,10 @@ def example(
         "question": "For adults 48 hours after their first admission to intensive care: will they die?",
         "data": {
             "name": "invented records",
-            "span": None,
             "simulated": oracle is not None,
             "subjects": {s: int((split == s).sum()) for s in ("train", "tuning", "held_out")},
             "visits": {"train": 81234, "tuning": 17345, "held_out": 17456},
+            "prediction_times": {"train": 80234, "tuning": 17045, "held_out": 17156},
         },
         "causes": list(causes),
         "horizons_days": list(horizons),
@@ -121,19 +111,9 @@ def example(
         "main": {"landmark_days": landmarks[0], "horizon_days": horizons[-1]},
         "attrition": [
             {"step": "all subjects", "subjects": subjects + 431, "excluded": 0},
-            {"step": "with an index", "subjects": subjects + 120, "excluded": 311, "reason": "no ICU_ADMISSION"},
-            {
-                "step": "index inside the record",
-                "subjects": subjects + 113,
-                "excluded": 7,
-                "reason": "the index falls after the last event",
-            },
-            {
-                "step": "alive and without the outcome",
-                "subjects": subjects,
-                "excluded": 113,
-                "reason": "an outcome at or before the index",
-            },
+            {"step": "with an index", "subjects": subjects + 120, "excluded": 311},
+            {"step": "index inside the record", "subjects": subjects + 113, "excluded": 7},
+            {"step": "alive and without the outcome", "subjects": subjects, "excluded": 113},
         ],
         "events": {
             s: {o: int(((split == s) & (outcome == o)).sum()) for o in (*causes, "censored")}
@@ -186,7 +166,7 @@ def _values(
                 row = dict.fromkeys(row)
             elif flat and name == "ipa":
                 row = {"value": 0.0, "low": None, "high": None}
-            rows.append({**place, "metric": name, **row})
+            rows.append({**place, "metric": name, "reason": None, **row})
     return rows
 
 
@@ -244,7 +224,7 @@ def complete(**kind: Any) -> dict[str, Any]:
         half = 0.012 + 0.02 * (cause != causes[0])
         span = {"value": gap, "low": None if gap is None else gap - half, "high": None if gap is None else gap + half}
         place = {"landmark_days": landmark, "cause": cause, "horizon_days": h}
-        differences.append({"model": model, **place, "metric": metric, **span})
+        differences.append({"model": model, **place, "metric": metric, **span, "reason": None})
     return metrics | {
         "differences": differences,
         "decision": [r for place in places for r in _decision(place, people)],
@@ -255,7 +235,13 @@ def complete(**kind: Any) -> dict[str, Any]:
             for h in horizons
         ],
         "follow_up": [
-            {"landmark_days": d, "median_days": 2400.0 - d / 2, "low": 2250.0 - d / 2, "high": 2500.0 - d / 2}
+            {
+                "landmark_days": d,
+                "median_days": 2400.0 - d / 2,
+                "low": 2250.0 - d / 2,
+                "high": 2500.0 - d / 2,
+                "reason": None,
+            }
             for d in metrics["landmarks_days"]
         ],
         "inputs": _inputs(metrics),
@@ -298,7 +284,7 @@ def _more_values(place: tuple[Any, ...], rng: Any) -> Iterator[dict[str, Any]]:
             if model == MODELS[-1] and metric == "slope":
                 value, bare = None, True
             span = {"low": None, "high": None} if bare else {"low": value - half, "high": value + half}
-            yield {**where, "metric": metric, "value": value, **span}
+            yield {**where, "metric": metric, "value": value, **span, "reason": None}
 
 
 def _here(place: tuple[Any, ...], people: Cohort) -> tuple[np.ndarray, np.ndarray]:
@@ -326,9 +312,15 @@ def _smooth(place: tuple[Any, ...], people: Cohort) -> Iterator[dict[str, Any]]:
             "observed": y.tolist(),
             "low": np.maximum(y - half, 0).tolist(),
             "high": np.minimum(y + half, 1).tolist(),
+            "histogram": _histogram(risk),
             "n": int(here.sum()),
             "events": int(event.sum()),
         }
+
+
+def _histogram(risk: np.ndarray) -> dict[str, Any]:
+    counts, edges = np.histogram(risk, 10)
+    return {"edges": edges.tolist(), "shares": (counts / len(risk)).tolist(), "n": counts.tolist()}
 
 
 def _decision(place: tuple[Any, ...], people: Cohort) -> Iterator[dict[str, Any]]:
@@ -366,9 +358,12 @@ def _subgroups(place: tuple[Any, ...], people: Cohort) -> Iterator[dict[str, Any
             n, events = int((here & (of == level)).sum()), int((event & (of == level)).sum())
             wide = 1 / max(events, 1) ** 0.5
             means = {"oe": 1.03, "auc": 0.84, "brier": 0.09}
-            spans = {m: {"value": v, "low": v - 0.8 * v * wide, "high": v + 0.8 * v * wide} for m, v in means.items()}
+            spans = {
+                m: {"value": v, "low": v - 0.8 * v * wide, "high": v + 0.8 * v * wide, "reason": None}
+                for m, v in means.items()
+            }
             if not events:
-                spans = {m: dict.fromkeys(("value", "low", "high")) for m in means}
+                spans = {m: dict.fromkeys(("value", "low", "high", "reason")) for m in means}
             yield {
                 "landmark_days": landmark,
                 "cause": cause,

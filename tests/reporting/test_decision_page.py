@@ -8,11 +8,12 @@ import pytest
 
 from ehrsequencing.core.disclosure import enough_people, shareable_count
 from ehrsequencing.core.redaction import redact
+from ehrsequencing.core.result_types import place_of
 from ehrsequencing.evaluation.context import QUESTIONS
 from ehrsequencing.reporting import panels, tables
 from ehrsequencing.reporting.pages import outcome_lines, render_outcomes
 from ehrsequencing.reporting.report import ANSWER, count_texts, render
-from ehrsequencing.reporting.scores import Scores, cause_verdict, place_of
+from ehrsequencing.reporting.scores import Scores, cause_verdict
 from ehrsequencing.reporting.terminal import metric_lines
 from helpers.metrics_json import MODELS, WIDE, YEAR, complete, example
 from helpers.report_page import Page, sentence, svgs
@@ -21,7 +22,7 @@ from helpers.report_page import Page, sentence, svgs
 def scores_with(low: float, high: float, *, c: tuple[float, ...] = (0.86, 0.84, 0.85)) -> Scores:
     """Ours and two baselines, the second of which tuning subjects find most likely, though its C may be lower."""
     models = ["ours", "first", "second"]
-    place = {"landmark_days": 0.0, "cause": "death", "horizon_days": YEAR, "metric": "c"}
+    place = {"landmark_days": 0.0, "cause": "death", "horizon_days": YEAR, "metric": "c", "reason": None}
     rows = [{"model": m, **place, "value": v, "low": v - 0.1, "high": v + 0.1} for m, v in zip(models, c, strict=True)]
     gaps = [{"model": m, **place, "value": (low + high) / 2, "low": low, "high": high} for m in models[1:]]
     main = {"landmark_days": 0.0, "horizon_days": YEAR}
@@ -34,6 +35,7 @@ def scores_with(low: float, high: float, *, c: tuple[float, ...] = (0.86, 0.84, 
             "metrics": rows,
             "differences": gaps,
             "strongest": "second",
+            "oracle": None,
         }
     )
 
@@ -92,7 +94,7 @@ def test_parts_may_be_empty_and_undefined() -> None:
     for row in metrics["decision"]:
         row.update(low=None, high=None, net_benefit=[None] * len(row["thresholds"]))
     for row in metrics["subgroups"]:
-        row.update(oe={"value": None, "low": None, "high": None}, auc=None)
+        row.update(oe={"value": None, "low": None, "high": None, "reason": None}, auc=None)
     for row in metrics["differences"]:
         row.update(value=None, low=None, high=None)
     metrics["checks"].update(parameters=None, seeds=None, members=None)
@@ -203,7 +205,7 @@ def text_of(metrics: dict[str, Any]) -> str:
 @pytest.mark.parametrize("trials", [0, 1234, None])
 def test_untold_tuning_trials_are_for_people_to_provide(trials: int | None) -> None:
     metrics = complete()
-    metrics["checks"] = None if trials is None else {**metrics["checks"], "tuning_trials": trials}
+    metrics["checks"] = {**metrics["checks"], "tuning_trials": trials}
     text, untold = text_of(metrics), trials is None
     assert ("Tuning trials not told" if untold else f"Tuning trials {trials:,} ") in text
     assert (" open: ".join(QUESTIONS["tuning_trials"]) in text) == untold
@@ -225,7 +227,7 @@ def test_people_without_a_record_before_the_prediction_are_counted() -> None:
     assert "at the index" in text
     assert "1 year after" not in text
     assert f"at the index {shareable_count(n // 2)} <11" in text
-    metrics["records_before"] = None
+    metrics["records_before"] = []
     assert "immortal time" not in text_of(metrics)
 
 

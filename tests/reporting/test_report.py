@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import example as for_example, given, settings, strategies as st
 
+from ehrsequencing.core.result_types import Histogram
 from ehrsequencing.evaluation.context import QUESTIONS
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.reporting import figures, tables
@@ -22,6 +23,8 @@ from ehrsequencing.reporting.patient import (
 from ehrsequencing.reporting.report import ANSWER, pages, render, standalone
 from helpers.metrics_json import MODELS, ORACLE, WIDE, complete, example
 from helpers.report_page import Page, svgs
+
+NO_BARS: Histogram = {"edges": [0.0], "shares": []}
 
 # ---------------------------------------------------------------------------------------------------------- the page
 
@@ -84,7 +87,6 @@ def test_all_numbers_appear(kind: dict[str, Any]) -> None:
                 assert f"{count:,}" in text
     for step in metrics["attrition"]:
         assert step["step"] in text
-        assert step.get("reason", "") in text
     for title, _ in QUESTIONS.values():
         assert title in text
     assert (
@@ -106,7 +108,7 @@ def test_what_is_hostile_is_shown_as_text() -> None:
     metrics.update(title=evil, question=evil, warnings=[evil], models=[evil, *MODELS], versions={evil: evil})
     metrics["config"] = {evil: {evil: [evil]}}
     metrics["task"]["index"]["code"] = ["re:" + evil]
-    metrics["attrition"][1]["reason"] = evil
+    metrics["attrition"][1]["step"] = evil
     metrics["trajectories"][0].update(label=evil, outcome=evil)
     metrics["metrics"].append({**metrics["metrics"][0], "metric": evil, "model": evil})
     for html in pages(metrics).values():
@@ -184,7 +186,9 @@ def test_figures_are_valid_for_any_numbers(data: st.DataObject) -> None:
     groups = data.draw(st.lists(st.tuples(some_text, st.lists(estimate, max_size=3)), max_size=3))
     check(figures.forest(groups, title="t", label="C", reference=0.5, floor=0.0))
     points = data.draw(st.lists(st.tuples(risk, risk, risk, risk), min_size=1))
-    check(figures.calibration(Curve(0, "ours", *zip(*points, strict=True)), title=data.draw(some_text)))
+    check(
+        figures.calibration(Curve(0, "ours", *zip(*points, strict=True)), title=data.draw(some_text), histogram=NO_BARS)
+    )
 
 
 @settings(deadline=None)
@@ -206,7 +210,9 @@ def test_ticks_are_inside_and_even(low: float, span: float) -> None:
 
 
 def test_points_stand_where_the_numbers_are() -> None:
-    svg = ElementTree.fromstring(figures.calibration(Curve(0, "ours", [0.1, 0.4], [0.2, 0.5]), title="t"))
+    svg = ElementTree.fromstring(
+        figures.calibration(Curve(0, "ours", [0.1, 0.4], [0.2, 0.5]), title="t", histogram=NO_BARS)
+    )
     line = next(line for line in svg.iter("polyline"))
     diagonal = next(line for line in svg.iter("line") if line.get("class") == "reference")
     x0, y0, x1, y1 = (float(diagonal.get(k, 0)) for k in ("x1", "y1", "x2", "y2"))
@@ -336,9 +342,9 @@ def test_the_short_page_says_how_many_events_are_needed_and_what_acting_means() 
 def test_each_row_of_the_checklist_is_true_of_the_page() -> None:
     """A section that is drawn is never called missing, and one that is not never said to be here."""
     full, bare = complete(), complete()
-    for key in ("decision", "subgroups", "recalibration", "follow_up", "inputs", "smooth_calibration"):
-        bare[key] = None
-    bare |= {"warnings": [], "recalibrated_in_training": False}
+    for key in ("decision", "subgroups", "follow_up", "smooth_calibration"):
+        bare[key] = []
+    bare |= {"warnings": [], "recalibration": None, "recalibrated_in_training": False}
     full |= {"warnings": [], "recalibration": None, "recalibrated_in_training": True}
     for metrics in (full, bare):
         page = render(metrics)

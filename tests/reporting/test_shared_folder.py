@@ -150,6 +150,7 @@ def test_the_card_has_metrics_with_intervals(run: Path, tmp_path: Path) -> None:
     row = {"model": "ehrsequencing", "landmark_days": 0.0, "cause": "outcome", "horizon_days": 365.25}
     metrics = {
         "data": {"subjects": {"train": "<11"}},
+        "split": "held_out",
         "models": ["ehrsequencing"],
         "causes": ["outcome"],
         "landmarks_days": [0.0],

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -24,6 +24,7 @@ from ehrsequencing.core.files import digest, write_shareable
 from ehrsequencing.core.made_of import made_of
 from ehrsequencing.core.outputs import POOLED, complete_folder, write_manifest
 from ehrsequencing.core.redaction import redact_rows
+from ehrsequencing.core.result_types import Exact
 from ehrsequencing.evaluation.comparison import Comparison, draw_subjects
 from ehrsequencing.evaluation.curves import decision_rows, smooth_rows
 from ehrsequencing.evaluation.estimates import (
@@ -296,7 +297,7 @@ def compare_risks(
         "smooth_calibration": curves,
         "decision": decision_rows(scope, names, models=[*given], thresholds=thresholds),
     }
-    return RiskComparison(result, Path())
+    return RiskComparison(cast(Exact, result), Path())  # what its tables need
 
 
 def _distance_at_horizon(rows: ScoredRows) -> dict[str, Floats]:

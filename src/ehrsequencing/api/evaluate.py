@@ -18,6 +18,7 @@ from ehrsequencing.config import DataConfig, EvaluationConfig, StudyConfig, vali
 from ehrsequencing.core.elsewhere import answering
 from ehrsequencing.core.errors import EhrseqError, refuse_idle
 from ehrsequencing.core.files import private_folder, write_shareable
+from ehrsequencing.core.result_types import Exact, Shared
 from ehrsequencing.evaluation.context import read_tripod
 from ehrsequencing.evaluation.evaluate import evaluate as evaluate_run
 from ehrsequencing.evaluation.external import validate
@@ -214,7 +215,7 @@ def audit(
     return checks
 
 
-def _draw_nothing(metrics: Mapping[str, Any], folder: Path) -> None:
+def _draw_nothing(metrics: Exact, folder: Path) -> None:
     """In the place of a report."""
 
 
@@ -305,7 +306,7 @@ def score(
     return EvaluationResult(result, folder)
 
 
-def report_evaluation(run: Path, metrics: dict[str, Any]) -> None:
+def report_evaluation(run: Path, metrics: Exact | Shared) -> None:
     """Write the report of an evaluation, with the audit that the run has."""
     require_room(run, *PAGES)
     _add_drawn(run, pages({**metrics, "audit": saved_audit(run)}))
@@ -336,7 +337,7 @@ def report_outcomes(
     return result
 
 
-def report_external(run: Path, metrics: dict[str, Any], folder: Path) -> None:
+def report_external(run: Path, metrics: Exact | Shared, folder: Path) -> None:
     """Write the report of an external validation to its own folder."""
     write_report(metrics | {"audit": saved_audit(run)}, folder)
 

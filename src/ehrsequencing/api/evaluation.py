@@ -7,7 +7,7 @@ What it shows of real people may be shared, as `metrics.json`: counts of people 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -22,6 +22,7 @@ from ehrsequencing.config import format_days
 from ehrsequencing.core.elsewhere import Hinted, answering_methods
 from ehrsequencing.core.errors import EhrseqError, refuse_unknown
 from ehrsequencing.core.redaction import redact
+from ehrsequencing.core.result_types import Exact, IncidenceRow, Shared, place_of
 from ehrsequencing.evaluation.curves import OPERATING_COLUMNS
 from ehrsequencing.evaluation.external import read_external
 from ehrsequencing.evaluation.population import Population
@@ -30,6 +31,7 @@ from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.timelines import TaskRecords
 
 REPORT = "report.html"
+Row = TypeVar("Row", bound=Mapping[str, Any])
 
 
 @answering_methods
@@ -45,7 +47,7 @@ class EvaluationResult(Hinted):
 
     def __init__(
         self,
-        result: dict[str, Any],
+        result: Exact | Shared,
         folder: Path,
         *,
         run: Run | None = None,
@@ -53,7 +55,7 @@ class EvaluationResult(Hinted):
         prepared: Path | None = None,
         every_outcome: dict[str, Any] | None = None,
     ) -> None:
-        self.result, self.every_outcome = redact(result), every_outcome
+        self.result, self.every_outcome = redact(result).content, every_outcome
         self.folder = folder
         self._run, self._data, self._prepared = run, data, prepared
         self.simulated = bool(result["data"].get("simulated"))
@@ -98,7 +100,7 @@ class EvaluationResult(Hinted):
             ['ehrsequencing']
         """
         columns = ("predicted", "observed", "low", "high")
-        return self._points("smooth_calibration", columns, horizon, cause, landmark)
+        return self._points(self.result["smooth_calibration"], columns, horizon, cause, landmark)
 
     def operating_points(
         self, horizon: str | float | None = None, *, cause: str | None = None, landmark: Any = None
@@ -121,7 +123,7 @@ class EvaluationResult(Hinted):
             True
         """
         columns = ("thresholds", *OPERATING_COLUMNS, "net_benefit")
-        table = self._points("decision", columns, horizon, cause, landmark)
+        table = self._points(self.result["decision"], columns, horizon, cause, landmark)
         table = table.rename(columns={"thresholds": "threshold"})
         return table.assign(number_needed=1.0 / table["ppv"])
 
@@ -137,7 +139,7 @@ class EvaluationResult(Hinted):
             ['age', 'visits so far', 'sex']
         """
         names = [*SUBGROUP_METRICS, *(f"{name}_difference" for name in SUBGROUP_METRICS)]
-        rows = self.result.get("subgroups") or []
+        rows: Sequence[Mapping[str, Any]] = self.result["subgroups"]
         table = pd.DataFrame(rows, columns=[*SUBGROUP_PLACE, *names])
         for name in names:
             for end, key in (("", "value"), ("_low", "low"), ("_high", "high")):
@@ -331,9 +333,9 @@ class EvaluationResult(Hinted):
         title = self._place(None, None, landmark)[1].removeprefix(f"{rows[0]['cause']} ")
         return plots.stacked_incidence(rows, title=f"all causes {title}", ax=ax)
 
-    def _incidence(self, place: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    def _incidence(self, place: Mapping[str, Any]) -> list[IncidenceRow[int | str]]:
         """The row of `incidence` at a place."""
-        rows = _at_place(self.result.get("incidence") or [], **place)
+        rows = _at_place(self.result["incidence"], **place)
         if not rows:
             raise EhrseqError(
                 "there are no curves by risk group at this landmark",
@@ -343,11 +345,16 @@ class EvaluationResult(Hinted):
         return rows
 
     def _points(
-        self, name: str, columns: Sequence[str], horizon: Any, cause: str | None, landmark: Any
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        columns: Sequence[str],
+        horizon: Any,
+        cause: str | None,
+        landmark: Any,
     ) -> pd.DataFrame:
         """The curves of one place as a frame, one row a model and point."""
         place, _ = self._place(horizon, cause, landmark)
-        table = pd.DataFrame(_at_place(self.result[name], **place), columns=["model", *columns])
+        table = pd.DataFrame(_at_place(rows, **place), columns=["model", *columns])
         points = table.explode([*columns], ignore_index=True)
         return points.astype(dict.fromkeys(columns, np.float64))
 
@@ -413,10 +420,6 @@ def _known(what: str, given: str | float, known: Sequence[float]) -> float:
     return days
 
 
-def _at_place(
-    rows: Sequence[Mapping[str, Any]], *, landmark: float, cause: str, horizon: float
-) -> list[Mapping[str, Any]]:
+def _at_place(rows: Sequence[Row], *, landmark: float, cause: str, horizon: float) -> list[Row]:
     """The rows of one landmark, cause and horizon."""
-    place = (landmark, cause, horizon)
-    keys = ("landmark_days", "cause", "horizon_days")
-    return [row for row in rows if tuple(row[key] for key in keys) == place]
+    return [row for row in rows if place_of(row) == (landmark, cause, horizon)]

@@ -1,26 +1,13 @@
 """The rows of `metrics.json` as a frame, and the number that a line about a run names."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 
 from ehrsequencing.config import format_days
+from ehrsequencing.core.result_types import MetricRow, Shared, place_of
 
-_COLUMNS = (
-    "model",
-    "landmark_days",
-    "cause",
-    "horizon_days",
-    "metric",
-    "value",
-    "low",
-    "high",
-    "subjects",
-    "events",
-    "reason",
-)
 _ORDER = (
     "landmark",
     "cause",
@@ -36,9 +23,9 @@ _ORDER = (
 )
 
 
-def long_table(rows: Sequence[Mapping[str, Any]], first: str) -> pd.DataFrame:
+def long_table(rows: Sequence[MetricRow[int | str]], first: str) -> pd.DataFrame:
     """Long rows of `metrics.json` as a frame; `first` is what the column of models is called."""
-    table = pd.DataFrame([dict(row) for row in rows], columns=list(_COLUMNS))
+    table = pd.DataFrame([dict(row) for row in rows], columns=[*MetricRow.__annotations__])
     everywhere = {"landmark": "all prediction times", "horizon": "all horizons"}
     for key, text in everywhere.items():
         days = table[f"{key}_days"]
@@ -52,12 +39,14 @@ def long_table(rows: Sequence[Mapping[str, Any]], first: str) -> pd.DataFrame:
     return table[[first, *_ORDER]]
 
 
-def main_c(result: dict[str, Any]) -> str:
+def main_c(result: Shared) -> str:
     """C of the first cause at the main landmark and horizon, with its interval."""
-    cause, (landmark, horizon) = result["causes"][0], result["main"].values()
-    place = (result["models"][0], "c", cause, horizon, landmark)
-    keys = ("model", "metric", "cause", "horizon_days", "landmark_days")
-    row = next((row for row in result["metrics"] if place == tuple(row[key] for key in keys)), None)
+    cause, horizon = result["causes"][0], result["main"]["horizon_days"]
+    place = (result["models"][0], result["main"]["landmark_days"], cause, horizon, "c")
+    rows = (
+        row for row in result["metrics"] if (row["model"], *place_of(row), row["metric"]) == place
+    )
+    row = next(rows, None)
     if row is None or row["value"] is None:
         return f"undefined for {cause} by {format_days(horizon)}"
     limits = "" if row["low"] is None else f" ({row['low']:.2f} to {row['high']:.2f})"

@@ -8,7 +8,7 @@ import numpy as np
 from ehrsequencing.config import DAYS_PER_YEAR, format_days
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.errors import EhrseqError, install
-from ehrsequencing.core.redaction import NO_HISTOGRAM
+from ehrsequencing.core.result_types import DecisionRow, IncidenceRow, SmoothRow
 from ehrsequencing.prediction.prediction_file import Risks
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.reporting.figures import group_names, stacked
@@ -124,7 +124,7 @@ def _mark(ax: Any, at: float, text: str, colour: str, height: float) -> None:
     ax.annotate(text, (at, height), xycoords=ax.get_xaxis_transform(), xytext=(3, -3), **style)
 
 
-def calibration(rows: Sequence[Row], *, title: str, ax: Any = None) -> Any:
+def calibration(rows: Sequence[SmoothRow[int | str]], *, title: str, ax: Any = None) -> Any:
     """Observed against predicted risk, ours first; see `EvaluationResult.plot_calibration`.
 
     Args:
@@ -139,7 +139,7 @@ def calibration(rows: Sequence[Row], *, title: str, ax: Any = None) -> Any:
     ax.set_xlim(0, top)
     ax.set_ylim(0, top)
     for row in rows[:1]:  # how many people have which risk
-        bars = row.get("histogram", NO_HISTOGRAM)
+        bars = row["histogram"]
         edges, shares = bars["edges"], _numbers(bars, "shares")
         high = 0.15 * top * shares / np.nanmax(shares, initial=1e-9)
         ax.bar(edges[:-1], high, np.diff(edges), align="edge", color=COLOURS[0], alpha=0.3, lw=0)
@@ -160,7 +160,7 @@ def _curves(ax: Any, rows: Sequence[Row], x: str, y: str) -> None:
         ax.text(0.5, 0.5, TOO_FEW, transform=ax.transAxes, ha="center", color=GREY)
 
 
-def decision(rows: Sequence[Row], *, title: str, ax: Any = None) -> Any:
+def decision(rows: Sequence[DecisionRow[int | str]], *, title: str, ax: Any = None) -> Any:
     """Net benefit by threshold, ours first; see `EvaluationResult.plot_decision_curve`.
 
     Args:
@@ -188,7 +188,7 @@ def effect(value: Floats, risk: Floats, *, code: str, question: str, ax: Any = N
     return _finish(ax, x=f"newest value of {code}", y=f"mean risk of {question}")
 
 
-def incidence(row: Row, *, title: str, ax: Any = None) -> Any:
+def incidence(row: IncidenceRow[int | str], *, title: str, ax: Any = None) -> Any:
     """Observed and predicted cumulative incidence by risk group; see `EvaluationResult.plot_incidence`.
 
     Args:

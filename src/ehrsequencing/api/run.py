@@ -371,14 +371,14 @@ class TrainedRun(Hinted, Run):
     def evaluation(self) -> EvaluationResult | None:
         """The evaluation that is in the run's folder; None where there is none, or its file has been edited."""
         result = read_result(self.folder)
-        return None if result is None else EvaluationResult(result, self.folder, run=self)
+        return None if result is None else EvaluationResult(result.content, self.folder, run=self)
 
     def __repr__(self) -> str:
         parts, c = [f"task {self.task.name}"], "not evaluated yet"
         if (metrics := read_result(self.folder)) is not None:
             counts = metrics["data"]["subjects"].items()
             known = " / ".join(f"{n} {split.replace('_', '-')}" for split, n in counts)
-            parts, c = [*parts, f"{known} subjects"], main_c(metrics)
+            parts, c = [*parts, f"{known} subjects"], main_c(metrics.content)
             c += "" if metrics["split"] == "held_out" else f" on {metrics['split']}"
         audit = saved_audit(self.folder)
         verdict = "not made yet"

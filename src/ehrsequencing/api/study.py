@@ -84,7 +84,7 @@ def run(
     made = TrainedRun(folder)
     written = set(made.manifest["files"]) - set(made.altered)
     noted, wanted = read_result(folder), evaluation_made_of(made, "held_out", settings.evaluation)
-    if noted is None or noted.get("made_of") != wanted or not {*PAGES} <= written:
+    if noted is None or noted["made_of"] != wanted or not {*PAGES} <= written:
         step = "evaluating" if noted is None else "evaluating again, by other settings,"
         say(f"4/5  {step} on held-out people, beside baselines")
         evaluate(made, progress=progress, **dict(settings.evaluation))

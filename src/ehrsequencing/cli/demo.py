@@ -13,6 +13,7 @@ from ehrsequencing.config import DAYS_PER_YEAR, load_study, load_task
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import entries, read_json, require_name
 from ehrsequencing.core.outputs import MANIFEST, SIMULATION, is_json_of
+from ehrsequencing.core.result_types import Shared
 from ehrsequencing.reporting.terminal import metric_lines
 from ehrsequencing.simulate import SimulationConfig
 from ehrsequencing.simulate.dataset import simulation_facts
@@ -51,7 +52,7 @@ def run_demo(
     subjects: int,
     seed: int,
     say: Callable[[str], Any] = print_line,
-) -> dict[str, Any]:
+) -> Shared:
     """Simulate, then go the whole way; steps that are complete are skipped.
 
     Args:
@@ -78,7 +79,7 @@ def run_demo(
     task = task.model_copy(update={"horizons": horizons})
     say(LEFT_OUT)
     made = run(data, task, out=out, study=study, progress=shown(), say=say)
-    metrics: dict[str, Any] = read_json(made.folder / "metrics.json")
+    metrics: Shared = read_json(made.folder / "metrics.json")
     for line in summary(metrics, subjects=subjects):
         say(line)
     return metrics
@@ -96,7 +97,7 @@ def refuse_another_demo(out: Path, *, subjects: int, seed: int) -> None:
         )
 
 
-def summary(metrics: dict[str, Any], *, subjects: int) -> list[str]:
+def summary(metrics: Shared, *, subjects: int) -> list[str]:
     """The main results, as lines for a terminal."""
     lines = ["", *metric_lines(metrics)]
     if subjects < FEWEST:

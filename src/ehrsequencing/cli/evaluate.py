@@ -1,6 +1,5 @@
 """`ehrseq evaluate`, `audit`, `score` and `compare`: how good a model is, and whether to believe it."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,10 +18,11 @@ from ehrsequencing.cli.options import (
     read_tasks,
 )
 from ehrsequencing.core.errors import EhrseqError, refuse_idle
+from ehrsequencing.core.result_types import Shared
 from ehrsequencing.core.signals import keep_freed_memory
 
 
-def main_results(metrics: Mapping[str, Any]) -> dict[str, Any]:
+def main_results(metrics: Shared) -> dict[str, Any]:
     """The cause of interest as rows for `--json`, from the content of `metrics.json`."""
     cause = metrics["causes"][0]
     columns = ("model", "metric", "landmark_days", "horizon_days", "value", "low", "high", "reason")
@@ -31,8 +31,8 @@ def main_results(metrics: Mapping[str, Any]) -> dict[str, Any]:
         for row in metrics["metrics"]
         if row["cause"] == cause
     ]
-    named = {"cause": cause, "strongest": metrics.get("strongest")}
-    return {**named, "metrics": rows, "warnings": metrics.get("warnings", [])}
+    named = {"cause": cause, "strongest": metrics["strongest"]}
+    return {**named, "metrics": rows, "warnings": metrics["warnings"]}
 
 
 def evaluate(

@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar, cast
 
 import yaml
 from filelock import BaseFileLock, FileLock, Timeout
@@ -28,6 +28,7 @@ from pydantic import BaseModel
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.text import BadText, parse_json
 
+Content = TypeVar("Content")  # a type of the keys
 UNPACKED_BYTES = 4 << 30  # that a gzip file may hold which is read at once
 LOCK = ".ehrseq-lock"  # in a folder that a command is writing
 ASIDE = ".ehrseq-old"  # ends the name of a folder between the two renames that replace it
@@ -281,19 +282,24 @@ def _as_json(value: object) -> str:
     return json.dumps(value, indent=1, sort_keys=False, allow_nan=False) + "\n"
 
 
-class Shareable(dict[str, Any]):
+class Shareable(dict[str, Any], Generic[Content]):
     """Content that may leave the hospital: only `core.redaction` makes it."""
 
-    def drawn(self, draw: "Callable[[Shareable], str]") -> "Page":
+    @property
+    def content(self) -> Content:
+        """Itself, by the type of its keys."""
+        return cast(Content, self)
+
+    def drawn(self, draw: Callable[[Content], str]) -> "Page":
         """The page that a function draws from it."""
-        return Page(draw(self))
+        return Page(draw(self.content))
 
 
 class Page(str):
     """A page that was drawn from shareable content alone."""
 
 
-def write_shareable(path: Path, content: Shareable | Page) -> None:
+def write_shareable(path: Path, content: Shareable[Any] | Page) -> None:
     """Write a file that may leave the hospital: JSON, or a page.
 
     Raises:
@@ -304,7 +310,7 @@ def write_shareable(path: Path, content: Shareable | Page) -> None:
     write_bytes(path, (content if isinstance(content, Page) else _as_json(content)).encode())
 
 
-def read_shareable(path: Path) -> Shareable:
+def read_shareable(path: Path) -> Shareable[Any]:
     """Read what `write_shareable` wrote; errors as of `read_json`."""
     return Shareable(read_json(path))
 

@@ -6,7 +6,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ehrsequencing.core.disclosure import (
     SMALLEST_COUNT,
@@ -18,13 +18,16 @@ from ehrsequencing.core.disclosure import (
     shareable_rate,
 )
 from ehrsequencing.core.files import Shareable
+from ehrsequencing.core.result_types import (
+    DataSize,
+    DecisionRow,
+    Exact,
+    Shared,
+    SmoothRow,
+    place_of,
+)
 
 _FEWEST_BETWEEN = 20  # difference of two rounded counts that is of 11 people or more
-NO_HISTOGRAM: Mapping[str, Any] = {
-    "edges": [0.0],
-    "shares": [],
-    "n": [],
-}  # as earlier versions had none
 #: The owner's file with the exact result; its name in `metrics.json` marks that file as redacted.
 INDIVIDUAL = "metrics-individual.json"
 
@@ -87,7 +90,7 @@ Row = Mapping[str, Any]
 Cells = Mapping[tuple[Any, Any, Any], tuple[int, int]]
 
 
-def redact(result: Row, *, decimals: bool = True) -> Shareable:
+def redact(result: Exact | Shared, *, decimals: bool = True) -> Shareable[Shared]:
     """Redact an evaluation: the content of `metrics.json` from the exact result.
 
     What this module does not name is left out, so that no new key slips through. A redacted result stays as it is.
@@ -97,54 +100,56 @@ def redact(result: Row, *, decimals: bool = True) -> Shareable:
         decimals: Whether metrics are rounded; the pages round when they print, so that their words ("better") follow
             from the metrics as they are.
     """
-    if result["data"].get("simulated") or "individual" in result:
-        return Shareable(result)
-    cells = _cells(result)
+    whole: Row = result
+    if whole["data"].get("simulated") or "individual" in whole:
+        return Shareable(whole)
+    exact = cast(Exact, result)
+    cells = _cells(exact)
     at_risk = {
-        None: result["data"]["subjects"].get(result["split"], 0),
-        **{row["landmark_days"]: row["subjects"] for row in result["at_risk"]},
+        None: exact["data"]["subjects"].get(exact["split"], 0),
+        **{row["landmark_days"]: row["subjects"] for row in exact["at_risk"]},
     }
-    inputs = _inputs(present) if (present := result.get("inputs")) else None
+    inputs = _inputs(exact["inputs"])
     parts: dict[str, Callable[[Row], Any]] = {
-        "checks": lambda row: _counted({name: row.get(name) for name in _CHECKS}),
-        "external": partial(_external, rates=inputs["by_split"] if inputs else {}),
-        "recalibration": partial(_recalibration, result=result, cells=cells),
+        "external": partial(_external, rates=inputs["by_split"]),
+        "recalibration": partial(_recalibration, result=exact, cells=cells),
         "repeated_splits": partial(_repeated, cells=cells),
     }
     shown = {
-        "data": _data(result["data"]),
-        "attrition": _attrition(result["attrition"]),
-        "events": _counts(result["events"]),
-        "at_risk": [_followed(row, at_risk) for row in result["at_risk"]],
-        "follow_up": [_followed(row, at_risk) for row in result.get("follow_up") or []],
+        "data": _data(exact["data"]),
+        "attrition": _attrition(exact["attrition"]),
+        "events": _counts(exact["events"]),
+        "at_risk": [_followed(row, at_risk) for row in exact["at_risk"]],
+        "follow_up": [_followed(row, at_risk) for row in exact["follow_up"]],
         "smallest_g": [
             {**row, "g": shareable_rate(row["g"], at_risk.get(row["landmark_days"], 0))}
-            for row in result.get("smallest_g") or []
+            for row in exact["smallest_g"]
         ],
-        "metrics": [_cell(row, cells) for row in result["metrics"]],
-        "differences": [_cell(row, cells) for row in result.get("differences") or []],
-        "subgroups": [_cell(row, {}) for row in result.get("subgroups") or []],
-        "smooth_calibration": _drawn(result, "smooth_calibration", cells, _smooth),
-        "decision": _drawn(result, "decision", cells, _decision),
+        "metrics": [_cell(row, cells) for row in exact["metrics"]],
+        "differences": [_cell(row, cells) for row in exact["differences"]],
+        "subgroups": [_cell(row, {}) for row in exact["subgroups"]],
+        "smooth_calibration": [
+            _smooth(row) for row in exact["smooth_calibration"] if _may_show(row, cells)
+        ],
+        "decision": [_decision(row) for row in exact["decision"] if _may_show(row, cells)],
         "incidence": [
             {
                 **row,
                 "groups": [_risk_group(group) for group in row["groups"]],
                 "everyone": _risk_group(row["everyone"]),
             }
-            for row in result.get("incidence") or []
+            for row in exact["incidence"]
         ],
         "trajectories": [],
         "inputs": inputs,
-        **{name: make(result[name]) if result.get(name) else None for name, make in parts.items()},
-        "records_before": [_counted(row) for row in result.get("records_before") or []],
+        "checks": _counted({name: exact["checks"].get(name) for name in _CHECKS}),
+        **{name: make(whole[name]) if whole[name] else None for name, make in parts.items()},
+        "records_before": [_counted(row) for row in exact["records_before"]],
         "oracle": None,
     }
-    trained = {
-        name: result[name] for name in ("history", "baselines", "blend", "codes") if name in result
-    }
-    shown |= _changed(trained, partial(_learned, events=result["events"]))
-    facts = {name: _changed(result[name], _file_names) for name in _FACTS if name in result}
+    trained = {name: whole[name] for name in ("history", "baselines", "blend", "codes")}
+    shown |= _changed(trained, partial(_learned, events=exact["events"]))
+    facts = {name: _changed(whole[name], _file_names) for name in _FACTS}
     return Shareable({"individual": INDIVIDUAL, **facts, **(rounded(shown) if decimals else shown)})
 
 
@@ -166,7 +171,9 @@ def _learned(row: Row, *, events: Row) -> dict[str, Any]:
     return {**row, **dict.fromkeys(hidden & row.keys())}
 
 
-def redact_rows(exact: Row, *, is_simulated: bool, is_pooled: bool = False) -> Shareable:
+def redact_rows(
+    exact: Row, *, is_simulated: bool, is_pooled: bool = False
+) -> Shareable[dict[str, Any]]:
     """Redact a result of nested rows, each with its own numbers of people, as a comparison of runs.
 
     What `is_pooled` was made of files that were redacted at their sites, cell by cell.
@@ -175,14 +182,18 @@ def redact_rows(exact: Row, *, is_simulated: bool, is_pooled: bool = False) -> S
     return Shareable(exact if is_simulated else rounded(_changed(exact, of_row)))
 
 
-def owners_part(result: Row) -> dict[str, Any]:
+def owners_part(result: Exact | Shared) -> dict[str, Any]:
     """What only the owner's page has of an exact result, in the place of what is redacted: exact curves, persons."""
-    curves = ("smooth_calibration", "decision", "incidence")
-    exact = {name: _changed(result.get(name) or [], _counted) for name in curves}
-    return {**exact, "trajectories": result["trajectories"], "is_owners": True}
+    return {
+        "smooth_calibration": _changed(result["smooth_calibration"], _counted),
+        "decision": _changed(result["decision"], _counted),
+        "incidence": _changed(result["incidence"], _counted),
+        "trajectories": result["trajectories"],
+        "is_owners": True,
+    }
 
 
-def redact_audit(result: Row) -> Shareable:
+def redact_audit(result: Row) -> Shareable[dict[str, Any]]:
     """Redact an audit, whose checks have hidden few people in their words: the counts of what was tested."""
     return Shareable(
         {
@@ -220,7 +231,7 @@ def _counted(row: Row) -> dict[str, Any]:
     return {**row, **{name: _counts(row[name]) for name in _COUNTS if name in row}}
 
 
-def _cells(result: Row) -> Cells:
+def _cells(result: Exact) -> Cells:
     """(landmark, cause, horizon) → people with the event, people."""
     cells = {
         (row["landmark_days"], cause, horizon): (events, subjects)
@@ -231,17 +242,13 @@ def _cells(result: Row) -> Cells:
         )
     }
     counted = [row for row in result["metrics"] if row.get("events") is not None]
-    return {_place(row): (row["events"], row["subjects"]) for row in counted} | cells
-
-
-def _place(row: Row) -> tuple[Any, Any, Any]:
-    return row["landmark_days"], row["cause"], row["horizon_days"]
+    return {place_of(row): (row["events"], row["subjects"]) for row in counted} | cells
 
 
 def _may_show(row: Row, cells: Cells) -> bool:
     """Whether enough people had the event, and had it not, by the row's own counts or those of its cell."""
     own = row.get("events"), row.get("subjects", row.get("n"))
-    events, subjects = cells.get(_place(row), own) if None in own and cells else own
+    events, subjects = cells.get(place_of(row), own) if None in own and cells else own
     if events is None or subjects is None:
         return True
     if row.get("metric") == "nll":  # who has no event is censored, and in the mean as everybody is
@@ -259,25 +266,18 @@ def _cell(row: Row, cells: Cells) -> dict[str, Any]:
     return {**_counted(row), **gone, "hidden": True, "reason": TOO_FEW}
 
 
-def _drawn(result: Row, name: str, cells: Cells, shown: Any) -> list[dict[str, Any]]:
-    """The rows of a figure, of the places that may be shown."""
-    rows = [shown(row) for row in result.get(name) or [] if _may_show(row, cells)]
-    return [row for row in rows if row]
-
-
-def _data(data: Row) -> dict[str, Any]:
+def _data(data: DataSize[int]) -> dict[str, Any]:
     large = {name for name, count in data["subjects"].items() if count >= SMALLEST_COUNT}
     rows = {
-        name: {
-            split: shareable_count(n)
-            for split, n in (data.get(name) or {}).items()
-            if split in large
-        }
-        for name in ("visits", "prediction_times")
+        name: {split: shareable_count(n) for split, n in counts.items() if split in large}
+        for name, counts in (
+            ("visits", data["visits"]),
+            ("prediction_times", data["prediction_times"]),
+        )
     }
     return {
-        "name": data.get("name"),
-        "simulated": data.get("simulated"),
+        "name": data["name"],
+        "simulated": data["simulated"],
         **rows,
         "subjects": _counts(data["subjects"]),
     }
@@ -287,8 +287,8 @@ def _attrition(steps: Sequence[Row]) -> list[dict[str, Any]]:
     # leaves out the indexes, which are people where each has one
     return [
         {
-            **{name: step[name] for name in ("step", "reason") if name in step},
-            **_counts({name: step[name] for name in ("subjects", "excluded")}),
+            "step": step["step"],
+            **_counts({"subjects": step["subjects"], "excluded": step["excluded"]}),
         }
         for step in steps
     ]
@@ -332,7 +332,7 @@ def _external(external: Row, rates: Row) -> dict[str, Any]:
     }
 
 
-def _recalibration(recalibration: Row, result: Row, cells: Cells) -> dict[str, Any]:
+def _recalibration(recalibration: Row, result: Exact, cells: Cells) -> dict[str, Any]:
     """Calibration before and after, of causes with enough events by every horizon."""
     landmark = recalibration["landmark_days"]
     large = {
@@ -403,14 +403,14 @@ def _risk_group(group: Row) -> dict[str, Any]:
     }
 
 
-def _smooth(row: Row) -> dict[str, Any]:
+def _smooth(row: SmoothRow[int]) -> dict[str, Any]:
     """A calibration curve over the histogram of the risks, whose bars are of rounded counts."""
-    bars = row.get("histogram", NO_HISTOGRAM)
+    bars = row["histogram"]
     shares = [round(nearest(n) / nearest(row["n"]), 3) or None for n in bars["n"]]
     return {**_counted(row), "histogram": {"edges": bars["edges"], "shares": shares}}
 
 
-def _decision(row: Row) -> dict[str, Any]:
+def _decision(row: DecisionRow[int]) -> dict[str, Any]:
     """A decision curve of rounded counts, where at least 11 people stand above the threshold, none of them few.
 
     Operating points are shown where 11 people above it had the event, 11 had not, and none or 11 were missed.
@@ -421,6 +421,7 @@ def _decision(row: Row) -> dict[str, Any]:
     moved = [_by_rounding(*one, of=n) for one in counts]
     factors = [_operating_factors(had, above, row["events"], n) for had, above, _ in counts]
     everyone = [_by_rounding(row["events"], n, one, of=n) for one in odds]
+    columns: Row = row
     return {
         **_counted(row),
         **_points(row, ("net_benefit", "low", "high"), shown, moved),
@@ -428,9 +429,9 @@ def _decision(row: Row) -> dict[str, Any]:
         **{
             name: [
                 v and by and min(round(v * by[name.partition("_")[0]], 9), 1.0)
-                for v, by in zip(row[name], factors, strict=True)
+                for v, by in zip(columns[name], factors, strict=True)
             ]
-            for name in row
+            for name in columns
             if name.startswith(("flagged", "sensitivity", "ppv"))
         },
         "above": [],

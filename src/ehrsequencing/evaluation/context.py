@@ -16,6 +16,7 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, read_json_lines
 from ehrsequencing.core.made_of import made_of
 from ehrsequencing.core.outputs import ARRAYS_FILE, BLEND_FILE, HISTORY, RUN_NEEDS
+from ehrsequencing.core.result_types import Frame, Training
 from ehrsequencing.core.version import __version__
 from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.evaluation.evaluated import Evaluated
@@ -164,7 +165,7 @@ class Context:
             return self.population.records
         return self.prepared.records(self.source.task.name, split)
 
-    def frame(self) -> dict[str, Any]:
+    def frame(self) -> Frame[int]:
         """Task, data, flow, training: what the report opens and closes with."""
         task, population = self.source.task, self.population
         return {
@@ -192,7 +193,7 @@ class Context:
             "landmarks_days": list(task.landmarks),
             "attrition": population.attrition["steps"],
             "events": {name: part["events"] for name, part in self.splits.items()},
-            "records_before": population.counts.get("records_before"),
+            "records_before": population.counts["records_before"],
             "config": self.source.config,
             "inputs": {
                 "by_split": {
@@ -208,7 +209,7 @@ class Context:
             **self._training(),
         }
 
-    def _training(self) -> dict[str, Any]:
+    def _training(self) -> Training:
         """What only a run has: its name, weights and history."""
         run = self.source.run
         if run is None:

@@ -3,13 +3,22 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import cast
 
 import numpy as np
 
 from ehrsequencing.config import DAYS_PER_YEAR
 from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.core.disclosure import enough_people
+from ehrsequencing.core.result_types import (
+    Cell,
+    DecisionRow,
+    Histogram,
+    IncidenceRow,
+    MetricRow,
+    RiskGroup,
+    SmoothRow,
+)
 from ehrsequencing.evaluation import results
 from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.evaluation.estimates import Estimate, estimate, long_rows, metric_estimates
@@ -34,7 +43,7 @@ SIMULATIONS = 200  # of right risks, for what ICI and KS would be by chance
 
 def smooth_rows(
     scope: Comparison, causes: Sequence[str], *, models: Sequence[str], seed: int
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+) -> tuple[list[SmoothRow[int]], list[MetricRow[int]]]:
     """Smooth calibration curves, and the long rows of the metrics that only the strongest models have (ICI, KS …).
 
     Where each subject has one row, ICI and KS come with what right risks would show in as many subjects:
@@ -49,8 +58,8 @@ def smooth_rows(
     Returns:
         Rows of `smooth_calibration`, and rows of `metrics`.
     """
-    curves: list[dict[str, Any]] = []
-    metrics: list[dict[str, Any]] = []
+    curves: list[SmoothRow[int]] = []
+    metrics: list[MetricRow[int]] = []
     for model in models:
         predicted = smooth_calibration(scope.scored(model), points=POINTS).predicted
         observed = estimate(
@@ -59,8 +68,7 @@ def smooth_rows(
             lambda rows: {"observed": smooth_calibration(rows, points=POINTS).observed},
         )["observed"]
         low, high = observed.band()
-        for cell in cells(scope, causes):
-            e, h = cell.pop("place")
+        for (e, h), cell in cells(scope, causes):
             known = np.isfinite(observed.value[e, h])
             curves.append(
                 {
@@ -84,7 +92,7 @@ def smooth_rows(
     return curves, metrics
 
 
-def _histogram(risk: Floats) -> dict[str, list[Any]]:
+def _histogram(risk: Floats) -> Histogram:
     """How many people have which predicted risk, in bins of one width; the outer ones have the outer percents, too."""
     low, high = np.quantile(risk, [0.01, 0.99])
     edges = np.linspace(low, high, BARS + 1)
@@ -117,7 +125,7 @@ def share_as_large(samples: Floats, value: Floats) -> Floats:
 
 def decision_rows(
     scope: Comparison, causes: Sequence[str], *, models: Sequence[str], thresholds: Sequence[float]
-) -> list[dict[str, Any]]:
+) -> list[DecisionRow[int]]:
     """Net benefit with its band, beside acting on everyone; acting on nobody is 0.
 
     Args:
@@ -134,32 +142,27 @@ def decision_rows(
         else np.apply_along_axis(spread_thresholds, 0, ours)
     )
     at = at if thresholds else np.moveaxis(at, 0, -1)
-    out = []
+    out: list[DecisionRow[int]] = []
     for model in models:
         estimates = estimate(scope, model, partial(_net_benefit, at=at))
         low, high = estimates["net_benefit"].band()
-        for cell in cells(scope, causes):
-            place = cell.pop("place")
+        for place, cell in cells(scope, causes):
             defined = bool(np.isfinite(low[place]).all())
             risk, (e, h) = scope.risk[model][:, *place], place
             had = (scope.cause == e + 1) & (scope.duration_days <= scope.horizons_days[h])
             flagged = [risk >= threshold for threshold in at[place]]
-            out.append(
-                {
-                    "model": model,
-                    **cell,
-                    "thresholds": at[place].tolist(),
-                    "above": [people(scope.subject, some) for some in flagged],
-                    "events_above": [people(scope.subject, some & had) for some in flagged],
-                    "net_benefit": [
-                        results.number(x) for x in estimates["net_benefit"].value[place]
-                    ],
-                    "low": low[place].tolist() if defined else None,
-                    "high": high[place].tolist() if defined else None,
-                    "treat_all": [results.number(x) for x in estimates["treat_all"].value[place]],
-                    **_operating(estimates, place),
-                }
-            )
+            row: DecisionRow[int] = {
+                "model": model,
+                **cell,
+                "thresholds": at[place].tolist(),
+                "above": [people(scope.subject, some) for some in flagged],
+                "events_above": [people(scope.subject, some & had) for some in flagged],
+                "net_benefit": [results.number(x) for x in estimates["net_benefit"].value[place]],
+                "low": low[place].tolist() if defined else None,
+                "high": high[place].tolist() if defined else None,
+                "treat_all": [results.number(x) for x in estimates["treat_all"].value[place]],
+            }
+            out.append(cast(DecisionRow[int], {**row, **_operating(estimates, place)}))
     return out
 
 
@@ -168,7 +171,7 @@ def _net_benefit(rows: ScoredRows, *, at: Floats) -> dict[str, Floats]:
     return {name: getattr(curve, name) for name in ("net_benefit", "treat_all", *OPERATING)}
 
 
-def _operating(found: dict[str, Estimate], place: tuple[int, int]) -> dict[str, list[Any]]:
+def _operating(found: dict[str, Estimate], place: tuple[int, int]) -> dict[str, list[float | None]]:
     """`OPERATING_COLUMNS` at each threshold."""
     parts = [
         part[place] for name in OPERATING for part in (found[name].value, *found[name].interval)
@@ -185,21 +188,23 @@ def spread_thresholds(risk: Floats) -> Floats:
     return np.round(np.arange(1, THRESHOLDS + 1) * step, 6)
 
 
-def cells(scope: Comparison, causes: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Each cause and horizon with enough people: its `place` in the arrays, names, people, and those with the event."""
+def cells(scope: Comparison, causes: Sequence[str]) -> Iterator[tuple[tuple[int, int], Cell[int]]]:
+    """Each cause and horizon with enough people: its place in the arrays, names, people, and those with the event."""
     events, subjects, few = scope.subjects_with_event(), scope.subjects, scope.too_few()
     for e, cause in enumerate(causes):
         for h, horizon in enumerate(scope.horizons_days):
             if few[e, h]:
                 continue
-            yield {
-                "place": (e, h),
-                "landmark_days": scope.landmark_days,
-                "cause": cause,
-                "horizon_days": float(horizon),
-                "n": subjects,
-                "events": int(events[e, h]),
-            }
+            yield (
+                (e, h),
+                {
+                    "landmark_days": scope.landmark_days,
+                    "cause": cause,
+                    "horizon_days": float(horizon),
+                    "n": subjects,
+                    "events": int(events[e, h]),
+                },
+            )
 
 
 MOST_GROUPS = 4
@@ -207,7 +212,7 @@ MOST_GROUPS = 4
 
 def incidence_rows(
     grid: Comparison, causes: Sequence[str], *, model: str, horizon_days: float
-) -> list[dict[str, Any]]:
+) -> list[IncidenceRow[int]]:
     """Content of `incidence`: a row for each cause, up to one horizon.
 
     Args:
@@ -218,7 +223,7 @@ def incidence_rows(
     """
     part = grid.among(grid.followed(horizon_days)).until(horizon_days)
     ticks = tick_days(horizon_days)
-    out = []
+    out: list[IncidenceRow[int]] = []
     for e, cause in enumerate(causes):
         event = (part.cause == e + 1) & (part.duration_days <= horizon_days)
         group = risk_groups(part.risk[model][:, e, -1], event, part.subject)
@@ -285,7 +290,7 @@ def tick_days(horizon_days: float) -> list[float]:
     return [horizon_days * k / parts for k in range(parts + 1)]
 
 
-def _group(part: Comparison, model: str, e: int, ticks: Sequence[float]) -> dict[str, Any]:
+def _group(part: Comparison, model: str, e: int, ticks: Sequence[float]) -> RiskGroup[int]:
     """A risk group or everyone: mean predicted and observed incidence, its band over people, who is left."""
     days = part.horizons_days
     observed = estimate(part, model, partial(_incidence, e=e), hides_few=False)["observed"]

@@ -10,6 +10,7 @@ import numpy as np
 
 from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.core.disclosure import TOO_FEW, shareable_count
+from ehrsequencing.core.result_types import MetricRow
 from ehrsequencing.evaluation import results
 from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.evaluation.results import number
@@ -194,7 +195,7 @@ def scope_estimates(
     return out
 
 
-def metric_rows(scope: Comparison, estimates: Estimates) -> list[dict[str, Any]]:
+def metric_rows(scope: Comparison, estimates: Estimates) -> list[MetricRow[int]]:
     """Long rows of `metrics`: model by model."""
     models = list(next(iter(estimates.values())))
     return [
@@ -212,7 +213,7 @@ def difference_rows(
     *,
     ours: str,
     rivals: Iterable[str],
-) -> list[dict[str, Any]]:
+) -> list[MetricRow[int]]:
     """Long rows of `differences`: our model minus each rival, on the same resamples of subjects.
 
     Args:
@@ -238,7 +239,7 @@ def difference_rows(
 
 def long_rows(
     scope: Comparison, one: Estimate, *, model: str, cause: str, metric: str
-) -> list[dict[str, Any]]:
+) -> list[MetricRow[int]]:
     """One estimate (1, horizons) as long rows."""
     low, high = one.interval
     return [
@@ -261,7 +262,7 @@ def long_rows(
 
 def over_time_rows(
     grid: Comparison, causes: Sequence[str], horizons_days: Floats, *, fine: Comparison
-) -> list[dict[str, Any]]:
+) -> list[MetricRow[int]]:
     """Metrics over time up to each horizon: integrated Brier score of every model, AJ error of the strongest.
 
     Only landmarks have intervals.
@@ -277,7 +278,7 @@ def over_time_rows(
     """
     if grid.landmark_days is None:  # too much for what it says
         grid, fine = grid.without_resamples(), fine.without_resamples()
-    out = []
+    out: list[MetricRow[int]] = []
     for horizon in horizons_days:
         inside = grid.followed(horizon)
         part, on_knots = (
@@ -327,7 +328,7 @@ def _incidence_errors(part: Comparison, model: str) -> dict[str, Estimate]:
     }
 
 
-def nll_row(scope: Comparison, nll: Floats, *, model: str, cause: str) -> dict[str, Any]:
+def nll_row(scope: Comparison, nll: Floats, *, model: str, cause: str) -> MetricRow[int]:
     """The mean negative log-likelihood of the rows that have one, with its interval; or that of a paired difference.
 
     Args:
@@ -385,7 +386,7 @@ def recalibrate(run: Run, prepared: Prepared) -> Recalibration:
 
 
 def before_and_after(
-    evaluation: "Evaluation", run: Run, fitted: Recalibration, *, landmark_days: float
+    evaluation: "Evaluation", run: Run, fitted: Recalibration, *, landmark_days: float | None
 ) -> dict[str, Any]:
     """The `recalibration` key of `metrics.json`: calibration at one landmark, as trained and recalibrated."""
     after = run.predictor.recalibrated(fitted.intercept[:, 0], fitted.slope[:, 0])

@@ -18,6 +18,14 @@ from ehrsequencing.core.arrays import Floats, Ints, selected
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import write_json
 from ehrsequencing.core.redaction import INDIVIDUAL
+from ehrsequencing.core.result_types import (
+    DecisionRow,
+    Exact,
+    IncidenceRow,
+    MetricRow,
+    SmoothRow,
+    SubgroupRow,
+)
 from ehrsequencing.evaluation import population as follow_up, results
 from ehrsequencing.evaluation.cohort_table import cohort_table
 from ehrsequencing.evaluation.comparison import (
@@ -62,7 +70,7 @@ from ehrsequencing.records.prepared import Prepared
 
 GRID_POINTS = 12  # of the integrated Brier score
 Say = Callable[[str], None]
-Rows = list[dict[str, Any]]
+Rows = list[MetricRow[int]]
 
 
 class Evaluation:
@@ -280,7 +288,7 @@ class Evaluation:
 
     # ---- the result ------------------------------------------------------------------------------------------------
 
-    def result(self, *, progress: Say = lambda _: None) -> dict[str, Any]:
+    def result(self, *, progress: Say = lambda _: None) -> Exact:
         """The exact result: everything that the report is drawn from.
 
         Args:
@@ -290,14 +298,15 @@ class Evaluation:
         comparisons = list(self.comparisons(risks, self.horizons))
         main = main_place(comparisons, self.ours, self.task.main_horizon)
         metrics, differences = self._metrics(risks, comparisons, progress)
-        curves, indices = self._curves(comparisons, progress)
+        smooth, indices, decision = self._curves(comparisons, progress)
         progress("subgroups, checks, codes that move the risk")
         self.warnings += self.context.warnings(comparisons)
         causes, strongest = self.task.causes, self._strongest
         at_landmarks = [one for one in comparisons if one.landmark_days is not None]
         return {
             **self.context.frame(),
-            **curves,
+            "smooth_calibration": smooth,
+            "decision": decision,
             "main": {"landmark_days": main[0], "horizon_days": main[1]},
             "models": list(risks),
             "strongest": strongest[1] if len(strongest) > 1 else None,
@@ -324,14 +333,17 @@ class Evaluation:
                 self.run, likelihood_of_parts(self.run, self.fitted, self.prepared)
             ),
             "warnings": self.warnings,
+            "made_of": None,  # told by who knows all of it
         }
 
-    def _curves(self, comparisons: Sequence[Comparison], progress: Say) -> tuple[Any, Rows]:
-        """Calibration and decision curves by their keys, and the metrics of smooth calibration."""
+    def _curves(
+        self, comparisons: Sequence[Comparison], progress: Say
+    ) -> tuple[list[SmoothRow[int]], Rows, list[DecisionRow[int]]]:
+        """Calibration curves, the metrics of smooth calibration, and decision curves."""
         causes, models = self.task.causes, self._strongest
-        smooth: Rows = []
+        smooth: list[SmoothRow[int]] = []
         indices: Rows = []
-        decision: Rows = []
+        decision: list[DecisionRow[int]] = []
         parts = [part for one in comparisons for part in one.parts() if len(part)]
         for number, part in enumerate(parts, start=1):
             progress(f"calibration, decision curves, {number} of {len(parts)}")
@@ -340,14 +352,11 @@ class Evaluation:
             indices += metrics
             at = self.settings.decision_thresholds
             decision += decision_rows(part, causes, models=models, thresholds=at)
-        return {
-            "smooth_calibration": smooth,
-            "decision": decision,
-        }, indices
+        return smooth, indices, decision
 
-    def _incidence(self, risk: Floats, horizon_days: float) -> Rows:
+    def _incidence(self, risk: Floats, horizon_days: float) -> list[IncidenceRow[int]]:
         """Incidence by risk group at each landmark, up to the main horizon."""
-        rows: Rows = []
+        rows: list[IncidenceRow[int]] = []
         for one in self.comparisons({self.ours: risk}, self.grid):
             if one.landmark_days is not None and one.followed(horizon_days).any():
                 rows += incidence_rows(
@@ -355,12 +364,12 @@ class Evaluation:
                 )
         return rows
 
-    def _subgroups(self, comparison: Comparison) -> Rows:
+    def _subgroups(self, comparison: Comparison) -> list[SubgroupRow[int]]:
         at = self.records.at_landmark(comparison.landmark_days or 0)
         groups = groups_of_rows(self.records, self.source.vocabulary, chosen=at)
         return subgroup_rows(comparison, groups, self.task.causes, model=self.ours)
 
-    def _trajectories(self, risk: Floats, horizon_days: float) -> Rows:
+    def _trajectories(self, risk: Floats, horizon_days: float) -> list[dict[str, Any]]:
         column = np.searchsorted(self.knots, self.horizons)
         return trajectories(
             self.source,
@@ -389,7 +398,7 @@ def evaluate(
     prepared: Path | None = None,
     settings: EvaluationConfig | None = None,
     progress: Callable[[str], None] = lambda _: None,
-) -> dict[str, Any]:
+) -> Exact:
     """Evaluate a run and write its `metrics.json`; beside it, for real people, `metrics-individual.json`.
 
     Args:

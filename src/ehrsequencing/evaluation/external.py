@@ -25,6 +25,7 @@ from ehrsequencing.core.outputs import (
     is_json_of,
     write_manifest,
 )
+from ehrsequencing.core.result_types import Exact
 from ehrsequencing.evaluation.context import evaluation_made_of
 from ehrsequencing.evaluation.estimates import before_and_after, recalibrate
 from ehrsequencing.evaluation.evaluate import Evaluation
@@ -179,8 +180,8 @@ def validate(
     overwrite: bool = False,
     progress: Callable[[str], None] = lambda _: None,
     say: Callable[[str], None] = lambda _: None,
-    draw: Callable[[dict[str, Any], Path], None] = lambda result, folder: None,
-) -> tuple[dict[str, Any], Path]:
+    draw: Callable[[Exact, Path], None] = lambda result, folder: None,
+) -> tuple[Exact, Path]:
     """Evaluate a run on other data and write the result into a folder of its own, which appears when complete.
 
     Args:

@@ -50,7 +50,7 @@ def evaluate_outcomes(
     split: str,
     settings: EvaluationConfig,
     progress: Progress = lambda done, total: None,
-) -> Shareable:
+) -> Shareable[dict[str, Any]]:
     """The table of all outcomes, as it may be shared.
 
     - `events`: subjects with the event within the last horizon after a landmark.

@@ -12,6 +12,7 @@ from ehrsequencing.config import EvaluationConfig, TaskConfig, format_days
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.disclosure import SMALLEST_COUNT, TOO_FEW, count_text
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.result_types import AtRisk, SmallestG
 from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.evaluation.results import number
 from ehrsequencing.metrics.bootstrap import interval_around
@@ -287,7 +288,7 @@ def _has_unobserved_tenth(scope: Comparison, values: Floats, horizon_days: float
     return False
 
 
-def at_risk(scope: Comparison, causes: Sequence[str]) -> dict[str, Any]:
+def at_risk(scope: Comparison, causes: Sequence[str]) -> AtRisk[int]:
     """How many were at risk at a landmark, and how many are evaluated by each horizon.
 
     `evaluated` are the subjects who could be followed until the horizon, and `events` those of them with each event.
@@ -302,7 +303,7 @@ def at_risk(scope: Comparison, causes: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def smallest_g(scopes: Sequence[Comparison]) -> list[dict[str, Any]]:
+def smallest_g(scopes: Sequence[Comparison]) -> list[SmallestG]:
     """The smallest chance of being followed, G: the largest weight is 1 / G."""
     return [
         {

@@ -22,6 +22,7 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, read_json, write_json
 from ehrsequencing.core.made_of import made_of
 from ehrsequencing.core.outputs import MANIFEST, sealed
+from ehrsequencing.core.result_types import Exact
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.evaluated import Evaluated
@@ -254,7 +255,7 @@ def repeated_splits(
     return result
 
 
-def add_splits(run: Run, result: dict[str, Any]) -> dict[str, Any]:
+def add_splits(run: Run, result: Exact) -> Exact:
     """Put the repeated splits of a run, if there are any, into its exact result and its `metrics.json`."""
     path = run.folder / FOLDER / SUMMARY
     summary = read_json(path) if path.is_file() else {}

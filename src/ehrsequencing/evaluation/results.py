@@ -20,6 +20,7 @@ from ehrsequencing.core.files import (
     write_shareable,
 )
 from ehrsequencing.core.redaction import INDIVIDUAL, redact
+from ehrsequencing.core.result_types import Exact, MetricRow, Shared
 from ehrsequencing.prediction.run import METRICS, Run, add_to_run, is_as_written
 from ehrsequencing.predictors.stack import FOLDS
 from ehrsequencing.records.attrition import too_few
@@ -70,7 +71,7 @@ def metric_row(
     subjects: int,
     events: int,
     reason: str | None = None,
-) -> dict[str, Any]:
+) -> MetricRow[int]:
     """One row of the long table of metrics; a horizon of None means all horizons.
 
     `subjects` were evaluated there, and `events` of them had the event by the horizon. With too few of either there is
@@ -92,11 +93,11 @@ def metric_row(
     }
 
 
-def without_few(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def without_few(rows: Sequence[MetricRow[int]]) -> list[MetricRow[int]]:
     """Long rows without the numbers that single subjects would decide; a likelihood needs no events."""
     few = (row["reason"] == TOO_FEW and row["metric"] != "nll" for row in rows)
     return [
-        {**row, "value": None} if lacks else dict(row) for row, lacks in zip(rows, few, strict=True)
+        {**row, "value": None} if lacks else {**row} for row, lacks in zip(rows, few, strict=True)
     ]
 
 
@@ -105,32 +106,33 @@ SHARED = METRICS
 DRAWN = ("report.html", "report-details.html", "outcome-metrics.json", "outcomes.html")
 
 
-def _files(result: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[Path], None]]]:
+def _files(result: Exact) -> Iterator[tuple[str, Callable[[Path], None]]]:
     """Name and writer of each file."""
-    if not result["data"].get("simulated"):
+    if not result["data"]["simulated"]:
         yield INDIVIDUAL, lambda path: write_json(path, result, owner_only=True)
     yield SHARED, lambda path: write_shareable(path, redact(result))
 
 
-def write_result(result: Mapping[str, Any], folder: Path) -> None:
+def write_result(result: Exact, folder: Path) -> None:
     """Write the files of a result into a folder."""
     for name, write in _files(result):
         write(folder / name)
 
 
-def add_result(result: Mapping[str, Any], run_folder: Path) -> None:
+def add_result(result: Exact, run_folder: Path) -> None:
     """Write the files of a result into a finished run, from which pages of an earlier result go first."""
     for name, write in _files(result):
         add_to_run(run_folder, name, write, outdates=DRAWN)
 
 
-def read_result(run_folder: Path) -> Shareable | None:
+def read_result(run_folder: Path) -> Shareable[Shared] | None:
     """`metrics.json` of a run; None where there is none, or somebody has changed or removed it."""
     return read_shareable(run_folder / SHARED) if is_as_written(run_folder, SHARED) else None
 
 
-def read_for_owner(run_folder: Path) -> dict[str, Any] | None:
+def read_for_owner(run_folder: Path) -> Exact | Shared | None:
     """The exact result where it is there still; else `metrics.json`, as of `read_result`."""
-    shared = read_result(run_folder)
+    result = read_result(run_folder)
+    shared = None if result is None else result.content
     exact = read_json(run_folder / INDIVIDUAL) if is_as_written(run_folder, INDIVIDUAL) else None
     return exact if exact and redact(exact) == shared else shared

@@ -23,7 +23,6 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -39,6 +38,7 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, refuse_overlap, sha256
 from ehrsequencing.core.made_of import made_of
 from ehrsequencing.core.outputs import SCORE, complete_folder, write_manifest
+from ehrsequencing.core.result_types import Exact
 from ehrsequencing.evaluation.comparison import NETWORK, ORACLE
 from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.evaluated import Evaluated
@@ -72,8 +72,8 @@ def score(
     beside: Mapping[str, Path] | None = None,
     overwrite: bool = False,
     progress: Callable[[str], None] = lambda _: None,
-    draw: Callable[[dict[str, Any], Path], None] = lambda result, folder: None,
-) -> tuple[dict[str, Any], Path]:
+    draw: Callable[[Exact, Path], None] = lambda result, folder: None,
+) -> tuple[Exact, Path]:
     """Evaluate a file of predictions, and write the result into a folder of its own, which appears when complete.
 
     Args:

@@ -1,13 +1,14 @@
 """Metrics of our model in groups of subjects: by age, sex and other codes without a time."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.disclosure import TOO_FEW, enough_people
+from ehrsequencing.core.result_types import Interval, SubgroupRow
 from ehrsequencing.evaluation import results
 from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.evaluation.estimates import Estimate, metric_estimates
@@ -31,7 +32,7 @@ def subgroup_rows(
     causes: Sequence[str],
     *,
     model: str,
-) -> list[dict[str, Any]]:
+) -> list[SubgroupRow[int]]:
     """Rows of `subgroups`: size, events, O/E, AUC and Brier score of every level of every group.
 
     A level also has the differences of its metrics to those of the largest level, on the same resamples, where at least
@@ -56,27 +57,31 @@ def subgroup_rows(
             largest = largest or estimates
             for e, h in np.ndindex(len(causes), len(part.horizons_days)):
                 own = estimates["auc"]
-                cell = {
+                row: SubgroupRow[int] = {
                     "landmark_days": part.landmark_days,
                     "cause": causes[e],
                     "horizon_days": float(part.horizons_days[h]),
                     "n": int(own.subjects[h]),
                     "events": int(own.events[e, h]),
+                    "group": group,
+                    "level": level,
+                    "oe": _value(estimates["oe"], (e, h)),
+                    "auc": _value(own, (e, h)),
+                    "brier": _value(estimates["brier"], (e, h)),
                 }
-                values = {name: _value(one, (e, h)) for name, one in estimates.items()}
-                base = largest["auc"]
+                base, less = largest["auc"], {}
                 if estimates is not largest and enough_people(
                     int(base.events[e, h]), int(base.subjects[h])
                 ):
-                    values |= {
+                    less = {
                         f"{name}_difference": _value(one.minus(largest[name]), (e, h))
                         for name, one in estimates.items()
                     }
-                out.append({**cell, "group": group, "level": level, **values})
+                out.append(cast(SubgroupRow[int], {**row, **less}))
     return out
 
 
-def _value(one: Estimate, place: tuple[int, int]) -> dict[str, Any]:
+def _value(one: Estimate, place: tuple[int, int]) -> Interval:
     """One estimate; no number where there are too few people."""
     reason, (low, high) = one.reason(place), one.interval
     few = reason == TOO_FEW

@@ -271,7 +271,7 @@ def is_as_written(folder: Path, name: str) -> bool:
     return is_there and sha256(path) == known
 
 
-def saved_audit(folder: Path) -> Shareable | None:
+def saved_audit(folder: Path) -> Shareable[dict[str, Any]] | None:
     """The audit of this very run, None where it has not been made, was made of another run, or has been edited."""
     if not is_as_written(folder, AUDIT):
         return None

@@ -13,7 +13,7 @@ import numpy as np
 
 from ehrsequencing.config import DAYS_PER_YEAR
 from ehrsequencing.core.arrays import Floats
-from ehrsequencing.core.redaction import NO_HISTOGRAM
+from ehrsequencing.core.result_types import Histogram, IncidenceRow
 from ehrsequencing.reporting.chart import Chart, Curve, Estimate, Figure, ticks
 from ehrsequencing.reporting.wording import duration, percent, percent_mark, plain, with_interval
 
@@ -126,7 +126,7 @@ def histogram(training: Floats, here: Floats, *, title: str) -> Figure:
 # ------------------------------------------------------------------------------------------------ risks and decisions
 
 
-def calibration(curve: Curve, *, title: str, histogram: Mapping[str, Any] = NO_HISTOGRAM) -> Figure:
+def calibration(curve: Curve, *, title: str, histogram: Histogram) -> Figure:
     """Observed against predicted risk: a smooth curve with its band, and the diagonal, above how common each risk is.
 
     Args:
@@ -217,7 +217,7 @@ def group_names(groups: Sequence[Mapping[str, Any]]) -> Sequence[str]:
     return [f"{word} {size / sum(sizes):.0%}" for word, size in zip(words, sizes, strict=True)]
 
 
-def incidence(row: Mapping[str, Any]) -> Figure | None:
+def incidence(row: IncidenceRow[int | str]) -> Figure | None:
     """Cumulative incidence by risk group: observed (solid, with its 95 % band) and predicted (dashed).
 
     The numbers at risk are below, at the days of `tick_days`, the last of which is the horizon.

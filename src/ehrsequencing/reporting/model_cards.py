@@ -12,8 +12,8 @@ from xml.etree import ElementTree as xml
 import yaml
 
 from ehrsequencing.config import TaskConfig, format_days
+from ehrsequencing.core.result_types import MetricRow, Shared
 from ehrsequencing.core.version import __version__
-from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.context import question
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.prediction.run import Run
@@ -50,7 +50,7 @@ TO_FILL_IN = (
 
 
 def model_card(
-    run: Run, metrics: Mapping[str, Any] | None, audited: str, *, license_id: str | None = None
+    run: Run, metrics: Shared | None, audited: str, *, license_id: str | None = None
 ) -> str:
     """The text of the card.
 
@@ -118,12 +118,11 @@ def _question(task: TaskConfig) -> str:
     return text.replace("the first visit", "index times that a file lists")
 
 
-def _rows(metrics: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+def _rows(metrics: Shared | None) -> list[MetricRow[int | str]]:
     """The metrics of this model for the task's outcome at the main landmark."""
     if metrics is None:
         return []
-    model = metrics["models"][0] if metrics.get("models") else OURS
-    place = (model, metrics["causes"][0], metrics["main"]["landmark_days"])
+    place = (metrics["models"][0], metrics["causes"][0], metrics["main"]["landmark_days"])
     return [
         row
         for row in metrics["metrics"]
@@ -138,7 +137,7 @@ def _place(row: Mapping[str, Any]) -> str:
     return f"{row['cause']} by {format_days(row['horizon_days'])}"
 
 
-def _accuracy(metrics: Mapping[str, Any] | None, rows: list[Mapping[str, Any]]) -> str:
+def _accuracy(metrics: Shared | None, rows: list[MetricRow[int | str]]) -> str:
     if metrics is None:
         return "Nobody has evaluated this model."
     if not rows:
@@ -159,12 +158,12 @@ def _accuracy(metrics: Mapping[str, Any] | None, rows: list[Mapping[str, Any]]) 
     return "\n".join(lines)
 
 
-def _people(metrics: Mapping[str, Any] | None) -> tuple[str, str]:
+def _people(metrics: Shared | None) -> tuple[str, str]:
     """Whose numbers they are, and what that means."""
-    return _PEOPLE[(metrics or {}).get("split", "held_out")]
+    return _PEOPLE["held_out" if metrics is None else metrics["split"]]
 
 
-def _trained_on(metrics: Mapping[str, Any] | None) -> str:
+def _trained_on(metrics: Shared | None) -> str:
     people = None if metrics is None else metrics["data"]["subjects"].get("train")
     if people is None:
         return "an unknown number of"
@@ -174,7 +173,7 @@ def _trained_on(metrics: Mapping[str, Any] | None) -> str:
 # ---- CHAI's applied model card --------------------------------------------------------------------------------------
 
 
-def applied_model_card(run: Run, metrics: Mapping[str, Any] | None, audited: str) -> str:
+def applied_model_card(run: Run, metrics: Shared | None, audited: str) -> str:
     """The card as XML; arguments as of `model_card`."""
     rows, groups = _rows(metrics), _group_rows(metrics)
     people = _people(metrics)
@@ -299,9 +298,9 @@ def _label(row: Mapping[str, Any]) -> str:
     return f"{METRICS[row['metric']].name}, {_place(row)}"
 
 
-def _group_rows(metrics: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+def _group_rows(metrics: Shared | None) -> list[dict[str, Any]]:
     """O/E of the task's outcome in each group, at the main landmark and horizon."""
-    if metrics is None or not metrics.get("subgroups"):
+    if metrics is None:
         return []
     main = metrics["main"]
     place = (metrics["causes"][0], main["landmark_days"], main["horizon_days"])

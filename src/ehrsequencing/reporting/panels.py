@@ -5,16 +5,14 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from ehrsequencing.core.redaction import NO_HISTOGRAM
+from ehrsequencing.core.result_types import DecisionRow, Shared, SmoothRow, place_of
 from ehrsequencing.evaluation.subgroups import VISITS
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.reporting import figures
 from ehrsequencing.reporting.chart import Curve, Estimate, Figure
 from ehrsequencing.reporting.patient import moved, patient_figure, patient_of
-from ehrsequencing.reporting.scores import Scores, place_of
+from ehrsequencing.reporting.scores import Scores, Shown
 from ehrsequencing.reporting.wording import duration, from_landmark, size
-
-Shown = Mapping[Any, str]
 
 
 @dataclass(frozen=True)
@@ -31,7 +29,7 @@ class Panel:
     note: Mapping[str, Any] | None = None
 
 
-def by_cause(m: Mapping[str, Any], drawn: Sequence[Panel]) -> list[tuple[str, list[Panel]]]:
+def by_cause(m: Shared, drawn: Sequence[Panel]) -> list[tuple[str, list[Panel]]]:
     """Figures under their causes, the cause of interest first."""
     grouped = [(cause, [panel for panel in drawn if panel.cause == cause]) for cause in m["causes"]]
     return [(cause, some) for cause, some in grouped if some]
@@ -135,14 +133,14 @@ def _group_name(landmark: float | None, horizon: float | None, shown: Shown) -> 
 # ------------------------------------------------------------------------------------- calibration, risks, decisions
 
 
-def calibrations(m: Mapping[str, Any], table: Scores, shown: Shown) -> list[Panel]:
+def calibrations(m: Shared, table: Scores, shown: Shown) -> list[Panel]:
     """Calibration of our model; no figure where too few people had the event."""
     drawn, ours = [], table.models[0]
-    for row in (row for row in m["smooth_calibration"] or [] if row["model"] == ours):
+    for row in (row for row in m["smooth_calibration"] if row["model"] == ours):
         where, curve = caption(row, shown), _smooth(row)
         title = f"Calibration for {row['cause']}: {where}"
         figure = (
-            figures.calibration(curve, title=title, histogram=row.get("histogram", NO_HISTOGRAM))
+            figures.calibration(curve, title=title, histogram=row["histogram"])
             if len(curve.x) > 1
             else None
         )
@@ -169,13 +167,13 @@ def clock(places: Sequence[Mapping[str, Any]]) -> Figure | None:
     )
 
 
-def _smooth(row: Mapping[str, Any]) -> Curve:
-    """The curve where it is defined, with its band where it has one."""
-    bands = [row.get(name) or [] for name in ("low", "high")]
-    banded = all(len(band) == len(row["predicted"]) for band in bands)
-    points = zip(row["predicted"], row["observed"], *(bands if banded else []), strict=True)
-    x, y, *rest = _columns([point for point in points if None not in point], 4 if banded else 2)
-    low, high = rest if banded else ([], [])
+def _smooth(row: SmoothRow[int | str]) -> Curve:
+    """The curve where its band is defined."""
+    points = zip(row["predicted"], row["observed"], row["low"], row["high"], strict=True)
+    known = [
+        (x, y, low, high) for x, y, low, high in points if low is not None and high is not None
+    ]
+    x, y, low, high = _columns(known, 4)
     return Curve(0, row["model"], x, y, low, high)
 
 
@@ -197,9 +195,9 @@ def _distance(table: Scores, place: tuple[Any, Any, Any]) -> dict[str, Any] | No
     }
 
 
-def decisions(m: Mapping[str, Any], models: Sequence[str], shown: Shown) -> list[Panel]:
+def decisions(m: Shared, models: Sequence[str], shown: Shown) -> list[Panel]:
     """Decision curves of our model and a baseline beside acting on everyone and on nobody."""
-    rows = [row for row in m.get("decision") or [] if row["model"] in models]
+    rows = [row for row in m["decision"] if row["model"] in models]
     drawn = []
     for row in (row for row in rows if row["model"] == models[0]):
         figure, note, where = None, None, caption(row, shown)
@@ -208,7 +206,7 @@ def decisions(m: Mapping[str, Any], models: Sequence[str], shown: Shown) -> list
         lines = sorted((c for c in lines if len(c.x) > 1), key=lambda c: c.kind)
         if lines and lines[0].kind == 0:
             treat_all = zip(row["thresholds"], row["treat_all"], strict=True)
-            x, y = _columns([point for point in treat_all if None not in point], 2)
+            x, y = _columns([(x, y) for x, y in treat_all if y is not None], 2)
             everyone = Curve(9, "act on everyone", x, y, style="grey")
             figure = figures.decision(
                 [*lines, everyone], title=f"Decision curve for {row['cause']}: {where}"
@@ -225,26 +223,27 @@ def decisions(m: Mapping[str, Any], models: Sequence[str], shown: Shown) -> list
     return drawn
 
 
-def _net_benefit(row: Mapping[str, Any], kind: int) -> Curve:
+def _net_benefit(row: DecisionRow[int | str], kind: int) -> Curve:
     """A decision curve where it is defined, with its band where it has one."""
-    nothing = [None] * len(row["thresholds"])
-    bands = [row.get(name) or nothing for name in ("low", "high")]
-    points = zip(row["thresholds"], row["net_benefit"], *bands, strict=True)
-    x, y, low, high = _columns([point for point in points if point[1] is not None], 4)
-    banded = None not in low and None not in high
-    return Curve(kind, row["model"], x, y, low if banded else (), high if banded else ())
+    points = zip(row["thresholds"], row["net_benefit"], strict=True)
+    x, y = _columns([(x, y) for x, y in points if y is not None], 2)
+    if row["low"] is None or row["high"] is None:
+        return Curve(kind, row["model"], x, y)
+    band = zip(row["low"], row["high"], strict=True)
+    known = [(low, high) for low, high in band if low is not None and high is not None]
+    ends = _columns(known, 2)
+    return Curve(kind, row["model"], x, y, ends[0], ends[1])
 
 
 def _best_range(
-    row: Mapping[str, Any], others: Sequence[Mapping[str, Any]]
+    row: DecisionRow[int | str], others: Sequence[DecisionRow[int | str]]
 ) -> tuple[float, float] | None:
     """The longest range of thresholds where the lower limit of our band is above all other curves; None without one."""
-    low = row.get("low") or [None] * len(row["thresholds"])
     best = []
-    for k in range(len(row["thresholds"])):
+    for k, limit in enumerate(row["low"] or []):
         curves = [r["net_benefit"][k] for r in others if r["model"] != row["model"]]
         rivals = [0.0, row["treat_all"][k], *curves]
-        best.append(low[k] is not None and all(v is None or low[k] > v for v in rivals))
+        best.append(limit is not None and all(v is None or limit > v for v in rivals))
     runs = [
         (won, [k for k, _ in run])
         for won, run in groupby(enumerate(best), key=lambda item: item[1])

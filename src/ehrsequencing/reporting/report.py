@@ -18,6 +18,7 @@ from markupsafe import Markup
 
 from ehrsequencing.core.files import Page, write_bytes
 from ehrsequencing.core.redaction import owners_part, redact
+from ehrsequencing.core.result_types import DecisionRow, Exact, Shared, SmoothRow, place_of
 from ehrsequencing.evaluation.context import QUESTIONS
 from ehrsequencing.evaluation.subgroups import VISITS
 from ehrsequencing.metrics.registry import METRICS, in_columns
@@ -25,11 +26,11 @@ from ehrsequencing.reporting import figures, panels, tables
 from ehrsequencing.reporting.chart import Figure, swatch
 from ehrsequencing.reporting.scores import (
     Scores,
+    Shown,
     audit_case,
     card,
     cause_verdict,
     caveats,
-    place_of,
 )
 from ehrsequencing.reporting.wording import (
     environment,
@@ -37,16 +38,13 @@ from ehrsequencing.reporting.wording import (
 
 MOST_PLACES = 8  # landmarks and horizons in the forest plot of the short page
 MOST_LEVELS = 14  # rows of its subgroup figure
-Shown = Mapping[Any, str]
 
 
-def answer(m: Mapping[str, Any], scores: Scores, shown: Shown) -> dict[str, Any]:
+def answer(m: Shared, scores: Scores, shown: Shown) -> dict[str, Any]:
     """Content of the short page, by name."""
     verdicts = [cause_verdict(scores, cause, shown) for cause in m["causes"]]
     first = scores.main()[0], m["causes"][0]
-    incidence = [
-        row for row in m["incidence"] or [] if (row["landmark_days"], row["cause"]) == first
-    ]
+    incidence = [row for row in m["incidence"] if (row["landmark_days"], row["cause"]) == first]
     return {
         "verdicts": verdicts,
         "hopeless": all(case["rank"] == "too few" for case in verdicts),
@@ -73,7 +71,7 @@ def answer(m: Mapping[str, Any], scores: Scores, shown: Shown) -> dict[str, Any]
     }
 
 
-def two_patients(m: Mapping[str, Any]) -> list[dict[str, Any]]:
+def two_patients(m: Shared) -> list[dict[str, Any]]:
     """The last of the examples with the event of interest, and the first without any; those that there are."""
     patients = [panels.trajectory(row) for row in m["trajectories"] if row["times_days"]]
     had = [row for row in patients if row["has_event"]]
@@ -81,21 +79,17 @@ def two_patients(m: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [*had[-1:], *free[:1]] if had and free else patients[:2]
 
 
-def main_figures(
-    m: Mapping[str, Any], scores: Scores, shown: Shown
-) -> dict[str, list[panels.Panel]]:
+def main_figures(m: Shared, scores: Scores, shown: Shown) -> dict[str, list[panels.Panel]]:
     """Calibration of each cause, and the decision curve of the cause of interest, at the main place."""
     landmark, horizon = scores.main()
 
-    def here(row: Mapping[str, Any]) -> bool:
+    def here(row: SmoothRow[int | str] | DecisionRow[int | str]) -> bool:
         return place_of(row)[::2] == (landmark, horizon)
 
-    only = {
+    only: Shared = {
         **m,
-        **{
-            name: [row for row in m.get(name) or [] if here(row)]
-            for name in ("smooth_calibration", "decision")
-        },
+        "smooth_calibration": [row for row in m["smooth_calibration"] if here(row)],
+        "decision": [row for row in m["decision"] if here(row)],
     }
     first = [
         panel
@@ -120,7 +114,7 @@ def forest(scores: Scores, shown: Shown) -> list[Figure]:
     )
 
 
-def subgroup_figures(m: Mapping[str, Any], scores: Scores, shown: Shown) -> dict[str, Any] | None:
+def subgroup_figures(m: Shared, scores: Scores, shown: Shown) -> dict[str, Any] | None:
     """O/E and AUC by subgroup at the main landmark, of levels that may be told; None where nothing can be compared."""
     for place in tables.subgroups(m, shown):
         if place["landmark"] != scores.main()[0]:
@@ -158,12 +152,12 @@ def subgroup_figures(m: Mapping[str, Any], scores: Scores, shown: Shown) -> dict
     return None
 
 
-def tripod(m: Mapping[str, Any]) -> Sequence[dict[str, Any]]:
+def tripod(m: Shared) -> Sequence[dict[str, Any]]:
     """What only people can tell: (title, what is asked, answer or None) of every question."""
-    trials = (m.get("checks") or {}).get("tuning_trials")
+    trials = m["checks"].get("tuning_trials")
     answers = {
         "tuning_trials": None if trials is None else f"{trials:,}",
-        **(m.get("tripod") or {}),
+        **m["tripod"],
     }
     return [
         {"title": title, "asked": asked, "answer": answers.get(key)}
@@ -180,7 +174,7 @@ PAGES = (ANSWER, DETAILS)
 _TEMPLATES = {ANSWER: "answer.html.jinja", DETAILS: "details.html.jinja"}
 
 
-def write_report(metrics: Mapping[str, Any], folder: Path) -> None:
+def write_report(metrics: Exact | Shared, folder: Path) -> None:
     """Write both pages of the metrics of an evaluation into a folder.
 
     Raises:
@@ -195,12 +189,12 @@ def write_page(path: Path, text: str) -> None:
     write_bytes(path, text.encode(), owner_only=not isinstance(text, Page))
 
 
-def pages(metrics: Mapping[str, Any]) -> dict[str, str]:
+def pages(metrics: Exact | Shared) -> dict[str, str]:
     """Every page of the report by the name of its file."""
     return {page: render(metrics, page) for page in PAGES}
 
 
-def render(metrics: Mapping[str, Any], page: str = DETAILS) -> str:
+def render(metrics: Exact | Shared, page: str = DETAILS) -> str:
     """One page of the report as a string of HTML.
 
     Args:
@@ -217,7 +211,7 @@ def _drawn(m: Mapping[str, Any], page: str) -> str:
     return environment().get_template(_TEMPLATES[page]).render(_context(_clean(m), page))
 
 
-def count_texts(m: Mapping[str, Any]) -> dict[tuple[Any, ...], str]:
+def count_texts(m: Shared) -> dict[tuple[Any, ...], str]:
     """Texts of every count that the pages print.
 
     Returns:
@@ -236,12 +230,12 @@ def count_texts(m: Mapping[str, Any]) -> dict[tuple[Any, ...], str]:
         counts["at_risk", row["landmark_days"]] = row["subjects"]
         for horizon, count in zip(m["horizons_days"], row["evaluated"], strict=True):
             counts["evaluated", row["landmark_days"], horizon] = count
-        for cause, events in row["events"].items():
-            for horizon, count in zip(m["horizons_days"], events, strict=True):
+        for cause, had in row["events"].items():
+            for horizon, count in zip(m["horizons_days"], had, strict=True):
                 counts["by", row["landmark_days"], cause, horizon] = count
-    for row in m.get("smooth_calibration") or []:
-        counts["curve", *place_of(row)] = row.get("n")
-    if m.get("external"):
+    for curve in m["smooth_calibration"]:
+        counts["curve", *place_of(curve)] = curve["n"]
+    if m["external"]:
         counts["external",] = m["external"].get("subjects")
     return {
         key: f"{count:,}" if isinstance(count, int) else count
@@ -281,7 +275,7 @@ def _clean(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _context(m: dict[str, Any], page: str) -> dict[str, Any]:
+def _context(m: Shared, page: str) -> dict[str, Any]:
     """Everything that the templates of a page print, by name."""
     shown, scores = count_texts(m), Scores(m)
     own = answer(m, scores, shown) if page == ANSWER else _details(m, scores, shown)
@@ -298,7 +292,7 @@ def _context(m: dict[str, Any], page: str) -> dict[str, Any]:
     return common | names | own
 
 
-def _details(m: dict[str, Any], scores: Scores, shown: Mapping[Any, str]) -> dict[str, Any]:
+def _details(m: Shared, scores: Scores, shown: Mapping[Any, str]) -> dict[str, Any]:
     """What only the page with the details prints."""
     by_cause = partial(panels.by_cause, m)
     return {
@@ -308,7 +302,7 @@ def _details(m: dict[str, Any], scores: Scores, shown: Mapping[Any, str]) -> dic
         "incidences": by_cause(
             [
                 panels.Panel(row["cause"], panels.caption(row, shown), figures.incidence(row))
-                for row in m["incidence"] or []
+                for row in m["incidence"]
             ]
         ),
         "stacked": [

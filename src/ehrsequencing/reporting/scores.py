@@ -8,17 +8,30 @@ from dataclasses import dataclass
 from typing import Any
 
 from ehrsequencing.core.disclosure import TOO_FEW
+from ehrsequencing.core.result_types import Interval, MetricRow, Shared, place_of
 from ehrsequencing.metrics.registry import METRICS, in_columns
 from ehrsequencing.records.attrition import FEWEST_EVENTS, FEWEST_SUBJECTS
 from ehrsequencing.reporting.chart import Estimate
 from ehrsequencing.reporting.wording import for_readers, interval, number, verdict
 
-Row = Mapping[str, Any]
+Row = MetricRow[int | str]
 Case = dict[str, Any]
 Shown = Mapping[Any, str]
 # landmark, cause, horizon; None: all of them together
 Place = tuple[float | None, str | None, float | None]
-_KEY = ("model", "landmark_days", "cause", "horizon_days", "metric")
+_ABSENT: Row = {
+    "model": "",
+    "landmark_days": None,
+    "cause": "",
+    "horizon_days": None,
+    "metric": "",
+    "value": None,
+    "low": None,
+    "high": None,
+    "reason": None,
+    "subjects": 0,
+    "events": 0,
+}
 
 
 @dataclass(frozen=True)
@@ -41,18 +54,18 @@ class Scores:
         undefined: How many metric values are undefined, withheld ones aside.
     """
 
-    def __init__(self, m: Mapping[str, Any]) -> None:
+    def __init__(self, m: Shared) -> None:
         self.m = m
         self.values: dict[tuple[Any, ...], Row] = {
-            tuple(row[k] for k in _KEY): row for row in m["metrics"]
+            (row["model"], *place_of(row), row["metric"]): row for row in m["metrics"]
         }
         self.gaps: dict[tuple[Any, ...], Row] = {
-            tuple(row[k] for k in _KEY): row for row in m.get("differences") or []
+            (row["model"], *place_of(row), row["metric"]): row for row in m["differences"]
         }
         self.models: list[str] = list(
             dict.fromkeys([*m["models"], *(row["model"] for row in m["metrics"])])
         )
-        truth = (m.get("oracle") or {}).get("name")
+        truth = (m["oracle"] or {}).get("name")
         self.rivals = [name for name in self.models[1:] if name != truth]
         self.causes: list[str | None] = list(
             dict.fromkeys([*m["causes"], *(row["cause"] for row in m["metrics"])])
@@ -67,10 +80,8 @@ class Scores:
         self, model: str, landmark: float | None, horizon: float | None, metric: str
     ) -> Estimate:
         """Estimate for the cause of interest."""
-        row = self.values.get((model, landmark, self.m["causes"][0], horizon, metric), {})
-        return Estimate(
-            self.models.index(model), model, row.get("value"), row.get("low"), row.get("high")
-        )
+        row = self.values.get((model, landmark, self.m["causes"][0], horizon, metric), _ABSENT)
+        return Estimate(self.models.index(model), model, row["value"], row["low"], row["high"])
 
     def gap(
         self, rival: str, landmark: float | None, horizon: float | None, metric: str
@@ -92,12 +103,14 @@ class Scores:
 
     def too_few(self, landmark: float | None, horizon: float | None) -> bool:
         """Whether our C there has no interval because subjects or events are too few."""
-        row = self.values.get((self.models[0], landmark, self.m["causes"][0], horizon, "c"), {})
-        return bool(row.get("reason") == TOO_FEW)
+        row = self.values.get(
+            (self.models[0], landmark, self.m["causes"][0], horizon, "c"), _ABSENT
+        )
+        return row["reason"] == TOO_FEW
 
     def strongest(self) -> str | None:
         """The baseline with the best likelihood on the tuning subjects; the first one where a run chose none."""
-        named = self.m.get("strongest")
+        named = self.m["strongest"]
         return named if named in self.rivals else next(iter(self.rivals), None)
 
     # --------------------------------------------------------------------------------------------------- tables
@@ -132,7 +145,7 @@ class Scores:
     def _chance(self, model: str, place: Place, row: Row | None) -> float | None:
         """What a right model's value of a distance stays under; None where nothing says so."""
         name = "" if row is None else f"{row['metric']}_null"
-        return self.values.get((model, *place, name), {}).get("value")
+        return self.values.get((model, *place, name), _ABSENT)["value"]
 
 
 def _metric_cell(row: Row | None, chance: float | None) -> Cell:
@@ -149,14 +162,7 @@ def _metric_cell(row: Row | None, chance: float | None) -> Cell:
     off = target is not None and low is not None and high is not None and not low <= target <= high
     off |= metric == "ks_p" and value < 0.05
     off |= chance is not None and value > chance
-    return Cell(
-        "value", number(scale * value, f"z.{digits}f"), around or row.get("reason") or "", off
-    )
-
-
-def place_of(row: Row) -> tuple[Any, Any, Any]:
-    """Landmark, cause and horizon of a row."""
-    return row["landmark_days"], row["cause"], row["horizon_days"]
+    return Cell("value", number(scale * value, f"z.{digits}f"), around or row["reason"] or "", off)
 
 
 # ------------------------------------------------------------------------------------------------- the answer in words
@@ -179,7 +185,7 @@ def cause_verdict(table: Scores, cause: str, shown: Shown) -> Case:
     """
     landmark, horizon = table.main()
     rows = {
-        name: table.values.get((table.models[0], landmark, cause, horizon, name), {})
+        name: table.values.get((table.models[0], landmark, cause, horizon, name), _ABSENT)
         for name in ("c", "ipa", "oe", "slope", "ici", "ici_null", "ks_p", "aj", "aj_null")
     }
     case: Case = {"cause": cause, "landmark": landmark, "horizon": horizon}
@@ -188,8 +194,8 @@ def cause_verdict(table: Scores, cause: str, shown: Shown) -> Case:
     case["subjects"] = shown.get(("evaluated", landmark, horizon))
     case["misfits"] = _misfits(rows)
     rival = table.strongest()
-    theirs = table.values.get((rival, landmark, cause, horizon, "ipa"), {})
-    case["rival_ipa"] = theirs.get("value") or 0.0
+    theirs = table.values.get((rival, landmark, cause, horizon, "ipa"), _ABSENT)
+    case["rival_ipa"] = theirs["value"] or 0.0
     rank, risks, error = _rank(rows["c"]), _risks(rows["oe"]), _error(rows["ipa"])
     if risks == "agree" and case["misfits"]:
         risks = "off"
@@ -211,11 +217,11 @@ def _misfits(rows: Mapping[str, Row]) -> list[str]:
     """Which measures of calibration exceed chance: `aj`, `ici`, `ks`, `slope`."""
 
     def beyond(name: str, chance: str) -> bool:
-        value, limit = rows[name].get("value"), rows[chance].get("value")
+        value, limit = rows[name]["value"], rows[chance]["value"]
         return value is not None and limit is not None and value > limit
 
     misfits = [name for name in ("aj", "ici") if beyond(name, f"{name}_null")]
-    p, low, high = rows["ks_p"].get("value"), rows["slope"].get("low"), rows["slope"].get("high")
+    p, low, high = rows["ks_p"]["value"], rows["slope"]["low"], rows["slope"]["high"]
     if p is not None and p < 0.05:
         misfits.append("ks")
     if low is not None and high is not None and not low <= 1 <= high:
@@ -223,13 +229,11 @@ def _misfits(rows: Mapping[str, Row]) -> list[str]:
     return misfits
 
 
-def _rank(row: Mapping[str, Any]) -> str:
-    if (row.get("reason") and row.get("value") is None) or row.get("hidden"):
+def _rank(row: Row) -> str:
+    if row["reason"] or row.get("hidden"):
         return "too few"
-    if row.get("value") is None:
+    if row["value"] is None:
         return "undefined"
-    if row.get("reason"):
-        return "too few"
     low, high = row["low"], row["high"]
     if high is not None and high < 0.5:
         return "worse than chance"
@@ -238,15 +242,15 @@ def _rank(row: Mapping[str, Any]) -> str:
     return next((name for limit, name in _RANKS if row["value"] < limit), "very good")
 
 
-def _risks(row: Mapping[str, Any]) -> str:
-    low, high = row.get("low"), row.get("high")
+def _risks(row: Row) -> str:
+    low, high = row["low"], row["high"]
     if low is None or high is None:
         return "unknown"
     return "too low" if low > 1 else "too high" if high < 1 else "agree"
 
 
-def _error(row: Mapping[str, Any]) -> str:
-    value, low, high = row.get("value"), row.get("low"), row.get("high")
+def _error(row: Row) -> str:
+    value, low, high = row["value"], row["low"], row["high"]
     if value is None:
         return "unknown"
     if high is not None and high < 0:
@@ -283,11 +287,12 @@ def card(table: Scores) -> Case:
     return {"landmark": landmark, "horizon": horizon, "cause": cause, "rival": rival, "rows": rows}
 
 
-def _cell(row: Mapping[str, Any] | None, scale: float, sign: str = "") -> tuple[str, str]:
+def _cell(row: Interval | None, scale: float, sign: str = "") -> tuple[str, str]:
     """A value and its interval as text."""
-    if row is None or row.get("value") is None:
-        words = "too few events" if row is not None and row.get("reason") else "undefined"
-        return words if row is not None else "–", ""
+    if row is None:
+        return "–", ""
+    if row["value"] is None:
+        return "too few events" if row["reason"] else "undefined", ""
     unit = "" if scale == 1 else " points" if sign else "%"
     digits = 2 if scale == 1 else 1 if sign else 0
 
@@ -302,12 +307,12 @@ def caveats(table: Scores, verdicts: list[Case], most: int = 2) -> list[Case]:
     m, cases = table.m, list[Case]()
     if all(case["rank"] == "too few" for case in verdicts):
         cases.append({"kind": "few", "events": FEWEST_EVENTS, "subjects": FEWEST_SUBJECTS})
-    if m["data"].get("simulated"):
+    if m["data"]["simulated"]:
         cases.append({"kind": "simulated"})
     # so few are still followed at the main horizon that single subjects carry a number
     thin = [
         row
-        for row in m.get("smallest_g") or []
+        for row in m["smallest_g"]
         if row["thin"] and (row["landmark_days"], row["horizon_days"]) == table.main()
     ]
     skip = ("Nothing is compared", "Fewer than 50 subjects")
@@ -318,22 +323,22 @@ def caveats(table: Scores, verdicts: list[Case], most: int = 2) -> list[Case]:
         cases.append({"kind": "no better", "rival": first["rival"]})
     if thin:
         cases.append({"kind": "thin"})
-    if m.get("score"):
+    if m["score"]:
         cases.append({"kind": "file"})
-    if not m.get("external"):
-        cases.append({"kind": "one split" if not m.get("repeated_splits") else "same source"})
+    if not m["external"]:
+        cases.append({"kind": "one split" if not m["repeated_splits"] else "same source"})
     cases.append({"kind": "missing"})
     return cases[:most]
 
 
-def audit_case(m: Mapping[str, Any]) -> Case:
+def audit_case(m: Shared) -> Case:
     """The audit's verdict: `state` is `none`, `impossible`, `leak`, `warning` or `clean`, with its counts.
 
     `matter` is C and NLL of a Cox model with and without the suspicious codes that matter most, None without any.
     """
-    audit = m.get("audit")
+    audit = m["audit"]
     if not audit:
-        return {"state": "impossible" if m.get("score") else "none"}
+        return {"state": "impossible" if m["score"] else "none"}
     verdicts = [check["verdict"] for check in audit["checks"]]
     passed, not_tested = verdicts.count("passed"), verdicts.count("not_tested")
     state = "leak" if audit["leaks"] else "warning" if audit.get("warnings") else "clean"

@@ -39,6 +39,7 @@ from ehrsequencing.core.outputs import (
     complete_folder,
     write_manifest,
 )
+from ehrsequencing.core.result_types import Shared
 from ehrsequencing.core.version import __version__
 from ehrsequencing.evaluation.results import read_result
 from ehrsequencing.models.base import CONFIG_FILE, WEIGHTS_FILE
@@ -89,7 +90,7 @@ def share_run(
         for name in names:
             write_bytes(folder / name, (run.folder / name).read_bytes())
         write_settings(folder / "config.yaml", settings_to_share(run.study))
-        metrics = read_result(run.folder) or Shareable()  # nothing tells of nobody
+        metrics = read_result(run.folder) or Shareable[Shared]()  # nothing tells of nobody
         for name, text in _cards(run, metrics, license_id=license_id).items():
             write_shareable(folder / name, text)
         _require_no_place(run, folder)
@@ -152,7 +153,7 @@ def _manifest(run: Run, folder: Path) -> dict[str, Any]:
     }
 
 
-def _cards(run: Run, metrics: Shareable, *, license_id: str | None) -> dict[str, Page]:
+def _cards(run: Run, metrics: Shareable[Shared], *, license_id: str | None) -> dict[str, Page]:
     """The cards by the names of their files."""
     audit, audited = saved_audit(run.folder), "The audit for leaks of the future has not been made."
     if audit is not None:

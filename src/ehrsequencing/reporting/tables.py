@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ehrsequencing.core.disclosure import TOO_FEW
-from ehrsequencing.evaluation.subgroups import SUBGROUP_METRICS
+from ehrsequencing.core.result_types import Shared, SubgroupRow, place_of
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.predictors.blend import STACKED
 from ehrsequencing.reporting.chart import Estimate
-from ehrsequencing.reporting.scores import Scores, place_of
+from ehrsequencing.reporting.scores import Scores, Shown
 from ehrsequencing.reporting.wording import (
     duration,
     from_landmark,
@@ -23,7 +23,6 @@ from ehrsequencing.reporting.wording import (
     with_interval,
 )
 
-Shown = Mapping[Any, str]
 _INPUTS = {  # measure: (words, kind); people: a share of people or of their prediction times
     "unknown_token_rate": ("recorded codes without a token", "tokens"),
     "unknown_age_rate": ("prediction times without an age", "people"),
@@ -42,12 +41,10 @@ def share(rate: float | None) -> str:
 # ------------------------------------------------------------------------------------------------ inputs and checks
 
 
-def inputs(m: Mapping[str, Any], shown: Shown) -> dict[str, Any] | None:
+def inputs(m: Shared, shown: Shown) -> dict[str, Any]:
     """Rates of the inputs per split."""
-    rates = m.get("inputs")
-    if not rates:
-        return None
-    by_split, splits = rates["by_split"], list(rates["by_split"])
+    by_split = m["inputs"]["by_split"]
+    splits = list(by_split)
     rows = [
         (
             words,
@@ -69,7 +66,7 @@ def _input(rates: Mapping[str, float | None], name: str, kind: str) -> str:
     return percent(value) if kind == "tokens" else f"{value:.1f}"
 
 
-def immortal_time(m: Mapping[str, Any]) -> list[tuple[str, ...]]:
+def immortal_time(m: Shared) -> list[tuple[str, ...]]:
     """Where some subjects have no record before the prediction: landmark, how many, how many recorded only later."""
     return [
         (
@@ -77,7 +74,7 @@ def immortal_time(m: Mapping[str, Any]) -> list[tuple[str, ...]]:
             str(row["without_record_before"]),
             str(row["first_record_later"]),
         )
-        for row in m.get("records_before") or []
+        for row in m["records_before"]
         if row["without_record_before"]
     ]
 
@@ -85,10 +82,10 @@ def immortal_time(m: Mapping[str, Any]) -> list[tuple[str, ...]]:
 # ------------------------------------------------------------------------------------------ follow-up and subgroups
 
 
-def follow_up(m: Mapping[str, Any], shown: Shown) -> dict[str, Any] | None:
+def follow_up(m: Shared, shown: Shown) -> dict[str, Any] | None:
     """Median follow-up, and the share still observed at each horizon, per landmark."""
-    medians = {row["landmark_days"]: row for row in m.get("follow_up") or []}
-    still = {(row["landmark_days"], row["horizon_days"]): row for row in m.get("smallest_g") or []}
+    medians = {row["landmark_days"]: row for row in m["follow_up"]}
+    still = {(row["landmark_days"], row["horizon_days"]): row for row in m["smallest_g"]}
     landmarks = list(dict.fromkeys([*medians, *(landmark for landmark, _ in still)]))
     if not landmarks:
         return None
@@ -100,13 +97,16 @@ def follow_up(m: Mapping[str, Any], shown: Shown) -> dict[str, Any] | None:
             for row in rest
         ]
         median = medians.get(landmark)
-        ends = [median.get(name) for name in ("median_days", "low", "high")] if median else None
-        words = with_interval(ends[0], ends[1], ends[2], duration) if ends else "–"
+        words = (
+            with_interval(median["median_days"], median["low"], median["high"], duration)
+            if median
+            else "–"
+        )
         rows.append((from_landmark(landmark), shown.get(("at_risk", landmark), "–"), words, cells))
     return {"rows": rows, "is_complete": {row["g"] for row in still.values()} == {1.0}}
 
 
-def subgroups(m: Mapping[str, Any], shown: Shown) -> list[dict[str, Any]]:
+def subgroups(m: Shared, shown: Shown) -> list[dict[str, Any]]:
     """Per landmark: a table of the levels."""
     out = []
     rows = subgroup_rows(m)
@@ -124,40 +124,42 @@ def subgroups(m: Mapping[str, Any], shown: Shown) -> list[dict[str, Any]]:
     return out
 
 
-def _levels(family: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _levels(family: Sequence[SubgroupRow[int | str]]) -> list[dict[str, Any]]:
     """A line per level of one family, with its metrics where they may be told."""
     lines = []
     for row in family:
-        parts = {name: row.get(name) or {} for name in SUBGROUP_METRICS}
+        parts = {"oe": row["oe"], "auc": row["auc"], "brier": row["brier"]}
         values = {
-            name: Estimate(0, row["level"], *(part.get(k) for k in ("value", "low", "high")))
+            name: Estimate(0, row["level"], part["value"], part["low"], part["high"])
+            if part
+            else Estimate(0, row["level"], None)
             for name, part in parts.items()
         }
         counts = {
-            name: f"{n:,}" if isinstance(n := row[name], int) else n for name in ("n", "events")
+            name: f"{n:,}" if isinstance(n, int) else n
+            for name, n in (("n", row["n"]), ("events", row["events"]))
         }
-        few = any(part.get("reason") == TOO_FEW for part in parts.values())
+        few = any(part is not None and part["reason"] == TOO_FEW for part in parts.values())
         shown = not row.get("hidden")
         lines.append({"name": str(row["level"]), **counts, "told": shown, "few": few, **values})
     return lines
 
 
-def subgroup_rows(m: Mapping[str, Any]) -> list[dict[str, Any]]:
+def subgroup_rows(m: Shared) -> list[SubgroupRow[int | str]]:
     """The subgroups that the report shows: the cause of interest, at each landmark, by the main horizon.
 
     All landmarks, causes and horizons are in `metrics.json`. Showing one horizon keeps the tables readable.
     """
     place = m["causes"][0], m["main"]["horizon_days"]
-    rows = m.get("subgroups") or []
-    return [row for row in rows if (row["cause"], row["horizon_days"]) == place]
+    return [row for row in m["subgroups"] if (row["cause"], row["horizon_days"]) == place]
 
 
 # ------------------------------------------------------------- repeated splits, recalibration, blend, codes that count
 
 
-def repeated(m: Mapping[str, Any]) -> list[dict[str, Any]]:
+def repeated(m: Shared) -> list[dict[str, Any]]:
     """Means over random splits with corrected intervals: those of the main landmark and horizon first."""
-    repeated_ = m.get("repeated_splits") or {"rows": [], "differences": []}
+    repeated_ = m["repeated_splits"] or {"rows": [], "differences": []}
     gaps = {(place_of(row), row["model"], row["metric"]): row for row in repeated_["differences"]}
     blocks: dict[Any, list[tuple[str, ...]]] = {}
     for row in repeated_["rows"]:
@@ -190,9 +192,9 @@ def _mean(row: Mapping[str, Any] | None, sign: str = "") -> str:
     )
 
 
-def recalibration(m: Mapping[str, Any]) -> list[tuple[str, ...]]:
+def recalibration(m: Shared) -> list[tuple[str, ...]]:
     """Calibration before and after, a row per cause, measure and horizon."""
-    measures, rows = m.get("recalibration") or {"before": {}}, list[tuple[str, ...]]()
+    measures, rows = m["recalibration"] or {"before": {}}, list[tuple[str, ...]]()
     for cause, before in measures["before"].items():
         for measure in ("oe", "intercept", "slope"):
             two = zip(before[measure], measures["after"][cause][measure], strict=True)
@@ -215,10 +217,10 @@ def without_network(scores: Scores) -> str:
     return f"{show(gap['value'])} {interval(gap['low'], gap['high'], show)}"
 
 
-def blend_weights(m: Mapping[str, Any]) -> dict[str, list[str]]:
+def blend_weights(m: Shared) -> dict[str, list[str]]:
     """The weights of a blend as text: cause → one for each part."""
     by_cause: dict[str, list[str]] = {}
-    for row in (m.get("blend") or {"weights": []})["weights"]:
+    for row in (m["blend"] or {"weights": []})["weights"]:
         weight = with_interval(row["value"], row["low"], row["high"], ".2f")
         by_cause.setdefault(row["cause"], []).append(weight)
     return by_cause
@@ -235,9 +237,9 @@ def _contrast(against: str | None) -> str:
     return f" rather than {against}" if against else ""
 
 
-def codes(m: Mapping[str, Any]) -> dict[str, Any] | None:
+def codes(m: Shared) -> dict[str, Any] | None:
     """Mean effects of codes on the risk, and the bars of the largest; None where nothing was explained."""
-    effects = m.get("codes")
+    effects = m["codes"]
     if not effects or not effects["codes"]:
         return None
     rows, bars = list[tuple[str, str, str, str]](), list[tuple[str, list[Estimate]]]()

@@ -6,6 +6,7 @@ from typing import Any
 
 from ehrsequencing.config import format_days
 from ehrsequencing.core.disclosure import TOO_FEW
+from ehrsequencing.core.result_types import Shared
 from ehrsequencing.metrics.registry import METRICS, in_columns, taken
 from ehrsequencing.records.attrition import from_index
 from ehrsequencing.reporting.scores import Row, Scores
@@ -15,7 +16,7 @@ COLUMNS, MOST_MODELS = 100, 6
 VERDICTS = {"passed": "passed", "warning": "WARNING", "leak": "LEAK", "not_tested": "not tested"}
 
 
-def metric_lines(metrics: Mapping[str, Any]) -> list[str]:
+def metric_lines(metrics: Shared) -> list[str]:
     """The main result in about ten lines of at most 100 columns; the report has the rest.
 
     One table for the cause of interest: every model at the main landmark and horizon. Below it, ours minus the

@@ -1,0 +1,212 @@
+"""What the result of an evaluation holds: the keys of `metrics.json`, as types.
+
+`Exact` has every count. `Shared` is what `core.redaction` leaves of it: a count is rounded, or the text `<11`.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Generic, NotRequired, TypedDict, TypeVar
+
+N = TypeVar("N")  # a count of people: an int, or int | str where it may be shared
+
+
+class Horizon(TypedDict):
+    """A horizon after a landmark."""
+
+    landmark_days: float | None  # after the index; None: all prediction times together
+    horizon_days: float
+
+
+class Place(Horizon):
+    """What a curve is of."""
+
+    cause: str
+
+
+class Interval(TypedDict):
+    """A number with its 95 % interval; None: undefined, or of too few people."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+    reason: str | None  # why there is no interval
+
+
+class MetricRow(Interval, Generic[N]):
+    """A metric of a model; in `differences` ours less that of the model."""
+
+    model: str
+    landmark_days: float | None
+    cause: str
+    horizon_days: float | None  # None: all horizons together
+    metric: str
+    subjects: N
+    events: N
+    hidden: NotRequired[bool]
+
+
+class Cell(Place, Generic[N]):
+    """The people at a place who could be followed until a horizon, and those of them with the event."""
+
+    n: N
+    events: N
+
+
+class SubgroupRow(Cell[N], Generic[N]):
+    """Metrics of a level of a group of people; most have `oe_difference` … to its largest level."""
+
+    group: str
+    level: str
+    oe: Interval | None
+    auc: Interval | None
+    brier: Interval | None
+    hidden: NotRequired[bool]
+    reason: NotRequired[str]
+
+
+class Histogram(TypedDict):
+    """How common each risk is."""
+
+    edges: list[float]
+    shares: list[float | None]
+    n: NotRequired[list[int]]  # of an exact result
+
+
+class SmoothRow(Cell[N], Generic[N]):
+    """A smooth calibration curve with its band."""
+
+    model: str
+    predicted: list[float]
+    observed: list[float]
+    low: list[float | None]
+    high: list[float | None]
+    histogram: Histogram
+
+
+class DecisionRow(Cell[N], Generic[N]):
+    """A decision curve: what acting from each threshold means, with `OPERATING_COLUMNS` beside these."""
+
+    model: str
+    thresholds: list[float]
+    above: list[int]  # people; empty where they may not be told
+    events_above: list[int]
+    net_benefit: list[float | None]
+    low: list[float | None] | None
+    high: list[float | None] | None
+    treat_all: list[float | None]
+
+
+class RiskGroup(TypedDict, Generic[N]):
+    """Incidence in a group of people with similar risks, at each of `days`."""
+
+    n: N
+    predicted: list[float]
+    observed: list[float | None]
+    low: list[float | None]
+    high: list[float | None]
+    events: NotRequired[list[int]]  # of an exact result
+    at_risk: list[N]  # at each of `tick_days`
+
+
+class IncidenceRow(Place, Generic[N]):
+    """Incidence by risk group, from low to high."""
+
+    days: list[float]
+    tick_days: list[float]
+    groups: list[RiskGroup[N]]
+    everyone: RiskGroup[N]
+
+
+class AtRisk(TypedDict, Generic[N]):
+    """How many are at risk at a landmark."""
+
+    landmark_days: float | None
+    subjects: N
+    evaluated: list[N]  # by each horizon
+    events: dict[str, list[N]]  # cause → by each horizon
+
+
+class SmallestG(Horizon):
+    """The smallest chance of being followed so long."""
+
+    g: float | None
+    thin: bool
+
+
+class DataSize(TypedDict, Generic[N]):
+    """The data set, and how large each split is."""
+
+    name: str
+    simulated: bool
+    subjects: dict[str, N]
+    visits: dict[str, N]
+    prediction_times: dict[str, N]
+
+
+class Training(TypedDict):
+    """What only a run has; of another predictor its name."""
+
+    run: str
+    weights: str | None  # a digest
+    history: list[dict[str, Any]]
+    recalibrated_in_training: bool
+
+
+class Frame(Training, Generic[N]):
+    """Task, data, flow and training: what a report opens and closes with."""
+
+    title: str
+    split: str
+    created: str
+    versions: dict[str, str]
+    task: dict[str, Any]
+    question: str
+    data: DataSize[N]
+    causes: list[str]
+    horizons_days: list[float]
+    landmarks_days: list[float]
+    attrition: list[dict[str, Any]]  # `steps` of `attrition.json`
+    events: dict[str, dict[str, N]]  # split → cause or `censored` → people
+    records_before: list[dict[str, Any]]
+    config: dict[str, Any]
+    inputs: dict[str, Any]
+    audit: dict[str, Any] | None
+    external: dict[str, Any] | None
+    recalibration: dict[str, Any] | None
+    repeated_splits: dict[str, Any] | None
+    score: dict[str, Any] | None
+
+
+class Result(Frame[N], Generic[N]):
+    """The content of `metrics.json`."""
+
+    main: Horizon  # of every headline
+    table1: dict[str, Any] | None
+    models: list[str]  # ours, the baselines with the strongest first, others, the truth
+    strongest: str | None
+    baselines: list[dict[str, Any]]
+    metrics: list[MetricRow[N]]
+    differences: list[MetricRow[N]]
+    at_risk: list[AtRisk[N]]
+    follow_up: list[dict[str, Any]]
+    smallest_g: list[SmallestG]
+    subgroups: list[SubgroupRow[N]]
+    smooth_calibration: list[SmoothRow[N]]
+    decision: list[DecisionRow[N]]
+    incidence: list[IncidenceRow[N]]
+    trajectories: list[dict[str, Any]]
+    codes: dict[str, Any] | None
+    checks: dict[str, Any]
+    tripod: dict[str, str]
+    oracle: dict[str, Any] | None
+    blend: dict[str, Any] | None
+    warnings: list[str]
+    made_of: str | None  # a digest
+
+
+Exact = Result[int]
+Shared = Result[int | str]
+
+
+def place_of(row: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+    """Landmark, cause and horizon of a row."""
+    return row["landmark_days"], row["cause"], row["horizon_days"]
