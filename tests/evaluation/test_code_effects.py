@@ -104,7 +104,7 @@ def test_effects_are_means_over_evaluated_carriers(sim_run: Path, sim_data: Path
     for row in (row for row in found["codes"] if row["against"] is None):
         carried = [own[row["code"]] for own in effects if row["code"] in own]
         assert 11 <= len(carried) <= 0.9 * len(people)
-        assert row["effect"] == pytest.approx(np.mean(carried), abs=1e-9)
+        assert row["effect"] == pytest.approx(np.mean(carried), abs=1e-7)  # the network's sums are float32
         counted = min(max(15, round(len(carried) / 5) * 5), len(people))
         without = len(people) - counted
         share = None if 0 < without < 11 else counted / len(people)

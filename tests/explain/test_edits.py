@@ -11,12 +11,14 @@ from ehrsequencing.core.arrays import Floats32
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.explain import (
     Edit,
+    Question,
     SubjectRecord,
     edited_risks,
     record as question_module,
     subject_record,
     subject_records,
 )
+from ehrsequencing.explain.record import Copies, kept_rows
 from ehrsequencing.prediction.predict import Moment, NewRecords, RiskPredictor
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.timelines import TaskRecords
@@ -183,6 +185,24 @@ def test_many_edits_are_answered_in_parts_with_the_same_risks(
         edited_risks(runs["network"], record, chosen, rows=[0, -1], horizons_days=[100.0]), at_once, atol=1e-6
     )
     assert at_once.shape == (len(chosen), 2, 2, 1)
+
+
+@pytest.mark.parametrize("at_once", [1, 300, 400_000])
+def test_copies_of_many_people_are_answered_together_as_one_by_one(
+    at_once: int, runs: dict[str, Run], people: list[SubjectRecord], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    question = Question.for_run(runs["blend"])
+    asked = [
+        Copies(record, [kept_rows(record, Edit(codes=[code])) for code in record.known_codes()], [0, -1][: 1 + k % 2])
+        for k, record in enumerate(people[:8])
+    ]
+    alone = [question.of_copies(one.record, one.kept, rows=one.rows) for one in asked]
+    monkeypatch.setattr(question_module, "ROWS_AT_ONCE", at_once)
+    together = list(question.of_each(iter(asked)))
+    assert [part.shape for part in together] == [part.shape for part in alone]
+    for part, own in zip(together, alone, strict=True):
+        np.testing.assert_allclose(part, own, atol=1e-5)
+    assert np.ptp([part[0, 0, 0] for part in alone]) > 1e-3  # the answers of one are not those of another
 
 
 @pytest.mark.parametrize("edit", [Edit(codes=["DX//NOBODY"]), Edit(visits=[-1]), Edit(code_at=[(10_000, "SEX//F")])])

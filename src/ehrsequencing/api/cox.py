@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from pandas.api.types import is_numeric_dtype
-from scipy.stats import norm
+from scipy.special import ndtr, ndtri
 
 from ehrsequencing.api.data import events_table, meds_folder
 from ehrsequencing.api.flat_table import START, STOP, SUBJECT, read_rows
@@ -277,12 +277,12 @@ def _fitted(
             "nobody with all covariates had it", where=of, fix="name other covariates"
         )
     found = fit_cox(rows, subject, is_efron=ties == "efron")
-    together, reach = found.pop("p_all"), norm.ppf(0.975) * found["robust_se"]
+    together, reach = found.pop("p_all"), ndtri(0.975) * found["robust_se"]
     numbers = {
         "hazard_ratio": np.exp(found["coef"]),
         "low": np.exp(found["coef"] - reach),
         "high": np.exp(found["coef"] + reach),
-        "p": 2 * norm.sf(np.abs(found["coef"]) / found["robust_se"]),
+        "p": 2 * ndtr(-np.abs(found["coef"]) / found["robust_se"]),
         **found,
     }
     table = pd.DataFrame(numbers, index=pd.Index(columns, name="covariate"))

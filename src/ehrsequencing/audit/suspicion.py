@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from scipy.stats import norm
+from scipy.special import ndtri
 
 from ehrsequencing.audit.data import FEWEST_CARRIERS, KINDS, AuditData, Check, Finding, join
 from ehrsequencing.core.arrays import Bools, Floats, Ints
@@ -261,7 +261,7 @@ def _together(
             score[~rest] = fit.log_hazard(x[~rest])
             weight += np.abs(fit.beta)
         auc = _auc(score, event, other)
-        by_chance = norm.isf(NO_CHANCE) * np.sqrt((yes + no + 1) / (12 * yes * no))
+        by_chance = -ndtri(NO_CHANCE) * np.sqrt((yes + no + 1) / (12 * yes * no))
         limit = max(bound, 0.5 + float(by_chance))  # permutations of people stay below
         found.append((auc, limit, said, columns[weight > 0.3 * weight.max()]))
     tested = {"subjects": len(first), "outcomes": len(found)}

@@ -279,7 +279,7 @@ def write_json(path: Path, value: object, *, owner_only: bool = False) -> None:
 
 
 def _as_json(value: object) -> str:
-    return json.dumps(value, indent=1, sort_keys=False, allow_nan=False) + "\n"
+    return json.dumps(value, allow_nan=False) + "\n"
 
 
 class Shareable(dict[str, Any], Generic[Content]):

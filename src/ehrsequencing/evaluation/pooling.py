@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
 from scipy.optimize import brentq
-from scipy.special import expit, logit
-from scipy.stats import norm, t
+from scipy.special import expit, logit, ndtri, stdtrit
 
 from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.disclosure import SMALLEST_COUNT, shareable_count
@@ -230,7 +229,7 @@ def pool(sites: Mapping[str, Site]) -> dict[str, Any]:
         ends = np.array([(row.low, row.value, row.high) for row in own.values()], dtype=np.float64)
         with np.errstate(divide="ignore", invalid="ignore"):
             low, value, high = to_scale(ends).T
-            error = (high - low) / (2 * norm.ppf(0.975))
+            error = (high - low) / (2 * ndtri(0.975))
         used = np.isfinite(value) & np.isfinite(error) & (error > 0)
         pooled = random_effects(value[used], error[used]) if used.sum() > 1 else {}
         limits = {
@@ -280,8 +279,8 @@ def random_effects(values: Floats, errors: Floats) -> dict[str, float]:
         tau2 = float(brentq(lambda between: spread(between)[2] - freedom, 0.0, most))
     mean, variance, rest = spread(tau2)
     variance *= max(1.0, rest / freedom)
-    reach = float(t.ppf(0.975, freedom)) * variance**0.5
-    wider = float(t.ppf(0.975, freedom - 1)) * (tau2 + variance) ** 0.5
+    reach = float(stdtrit(freedom, 0.975)) * variance**0.5
+    wider = float(stdtrit(freedom - 1, 0.975)) * (tau2 + variance) ** 0.5
     return {
         "mean": mean,
         "low": mean - reach,

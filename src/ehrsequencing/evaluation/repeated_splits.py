@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from ehrsequencing.config import EvaluationConfig, StudyConfig
 from ehrsequencing.core.arrays import Floats
@@ -76,9 +76,7 @@ def corrected_interval(
     mean, count = float(defined.mean()), len(defined)
     if count < 2:
         return mean, np.nan, np.nan
-    half = student.ppf((1 + level) / 2, count - 1) * np.sqrt(
-        (1 / count + ratio) * defined.var(ddof=1)
-    )
+    half = stdtrit(count - 1, (1 + level) / 2) * np.sqrt((1 / count + ratio) * defined.var(ddof=1))
     return mean, mean - float(half), mean + float(half)
 
 

@@ -5,18 +5,25 @@ attribute with two values, such as sex, one with the other; of a code with a num
 percentile of the subjects' with that at the 10th.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from ehrsequencing.core.arrays import Bools, Floats, Ints, hash_u64
+from ehrsequencing.core.arrays import Floats, Ints, hash_u64
 from ehrsequencing.core.disclosure import SMALLEST_COUNT, count_text
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.explain.deletions import deletion
-from ehrsequencing.explain.record import Question, SubjectRecord, subject_records
+from ehrsequencing.explain.deletions import removed_codes
+from ehrsequencing.explain.record import (
+    Copies,
+    Edit,
+    Question,
+    SubjectRecord,
+    kept_rows,
+    subject_records,
+)
 from ehrsequencing.metrics.bootstrap import bootstrap_subjects, percentile_interval
 from ehrsequencing.prediction.predict import Moment, NewRecords, no_prediction_times
 from ehrsequencing.records.visits import make_record
@@ -24,6 +31,7 @@ from ehrsequencing.records.visits import make_record
 NEARLY_ALL = 0.9  # share of the subjects beyond which a record without a code is unlike any other
 NewestNumbers = dict[str, list[tuple[SubjectRecord, int]]]  # by code
 Compared = tuple[str, str | None]  # a code, and what it is compared with
+Changed = tuple[int, str, float]  # a row of a record, and the code and number that it has instead
 RANGE = (10, 90)  # percentiles between which a number is moved
 OF_RANGE = f"{RANGE[0]}th percentile"  # what a code with a number is compared with
 COHORT_COLUMNS = pa.schema(
@@ -87,29 +95,29 @@ def explain_cohort(
     others = _other_values(people)
     has_numbers = question.run.study.values.mode != "none"
     ranges = _ranges(people) if has_numbers else {}
+    removed = [removed_codes(question, record) for record in people]
+    contrasts = [_contrasts(record, others, ranges) for record in people]
+    asked = (
+        _copies(question, records, record, changes, without=codes)
+        for record, (codes, _), (_, changes) in zip(people, removed, contrasts, strict=True)
+    )
     risks: list[float] = []
-    is_part = False
     # three parallel lists, with one entry for each subject and code
-    subject, code, effect = list[int](), list[Compared](), list[tuple[float, float]]()
-    for record in people:
-        removed = deletion(question, record, kinds=["code"])
-        effects: dict[Compared, tuple[float, float]] = {}
-        for one in removed.effects:
-            effects[one.code or "", None] = (one.effect, one.log_hazard)
-        effects.update(_contrasts(question, records, record, others, ranges))
-        code += effects
-        effect += effects.values()
-        subject += [len(risks)] * len(effects)
-        risks.append(removed.risk)
-        is_part |= removed.is_part
+    subject, code, effect = list[int](), list[Compared](), list[Floats]()
+    answered = question.of_each(asked)
+    for answers, (codes, _), (names, _) in zip(answered, removed, contrasts, strict=True):
+        whole, without, changed = np.split(answers[:, 0], [1, 1 + len(codes)])
+        code += [*((name, None) for name in codes), *names]
+        effect += [whole - without, changed[::2] - changed[1::2]]
+        subject += [len(risks)] * (len(codes) + len(names))
+        risks.append(float(whole[0, 0]))
         progress(len(risks), len(people))
     weights = None
     if bootstrap:
         weights = np.concatenate(list(bootstrap_subjects(np.arange(len(risks)), bootstrap, 0)))
-    sizes = np.array(effect).reshape(-1, 2)
-    table = _table(
-        code, sizes, np.array(subject, dtype=np.int64), weights, len(risks), {*others, *ranges}
-    )
+    owner, compared = np.array(subject, dtype=np.int64), {*others, *ranges}
+    table = _table(code, np.concatenate(effect), owner, weights, len(risks), compared)
+    is_part = any(more for _, more in removed)
     return CohortEffects(len(risks), float(np.mean(risks)), table, is_part)
 
 
@@ -159,11 +167,11 @@ def value_effect(
         what = f"fewer than {SMALLEST_COUNT} people have different numbers of it"
         raise EhrseqError(what, where=code, fix="name a code with more numbers")
     value = np.linspace(first, last, CURVE_POINTS)
-    codes, values = [code] * CURVE_POINTS, value.tolist()
-    risks = [
-        _with_changed_rows(question, records, record, [row] * CURVE_POINTS, codes, values)[:, 0]
+    asked = (
+        _copies(question, records, record, [(row, code, number) for number in value.tolist()])
         for record, row in own
-    ]
+    )
+    risks = [answers[1:, 0, 0] for answers in question.of_each(asked)]
     return value, np.mean(risks, axis=0)
 
 
@@ -209,73 +217,61 @@ def _ranges(people: Sequence[SubjectRecord]) -> dict[str, tuple[float, float]]:
 
 
 def _contrasts(
-    question: Question,
-    records: NewRecords,
-    record: SubjectRecord,
-    others: Mapping[str, str],
-    ranges: Mapping[str, tuple[float, float]],
-) -> dict[Compared, tuple[float, float]]:
-    """(code, what it is compared with) → difference of the risk and of the log hazard, at the last prediction time."""
-    events = record.record.events
-    newest = {code: row for code, row in _newest_numbers(record).items() if code in ranges}
+    record: SubjectRecord, others: Mapping[str, str], ranges: Mapping[str, tuple[float, float]]
+) -> tuple[list[Compared], list[Changed]]:
+    """Which codes of a record are compared with another value at the last prediction time, and two changes for each."""
+    events, names, changes = record.record.events, list[Compared](), list[Changed]()
     static = {code for code in record.static_codes if code in others}
     pairs = {min(code, others[code]) for code in static if others[code] not in static}
-    new_rows, codes, values, names = [], [], [], []
     for code in sorted(pairs):
         own = code if code in static else others[code]
         row = np.flatnonzero(record.static_rows & (events.code == record.code_number[own]))[0]
-        for name in (code, others[code]):
-            new_rows.append(row)
-            codes.append(name)
-            values.append(np.nan)
         names.append((code, others[code]))
-    for code, row in newest.items():
-        for value in reversed(ranges[code]):
-            new_rows.append(row)
-            codes.append(code)
-            values.append(value)
-        names.append((code, OF_RANGE))
-    if not names:
-        return {}
-    answers = _with_changed_rows(question, records, record, new_rows, codes, values)
-    change = answers[::2] - answers[1::2]
-    return {name: (float(a), float(b)) for name, (a, b) in zip(names, change, strict=True)}
+        changes += [(int(row), name, np.nan) for name in (code, others[code])]
+    for code, row in _newest_numbers(record).items():
+        if code in ranges:
+            names.append((code, OF_RANGE))
+            changes += [(row, code, value) for value in reversed(ranges[code])]
+    return names, changes
 
 
-def _with_changed_rows(
+def _copies(
     question: Question,
     records: NewRecords,
     record: SubjectRecord,
-    rows: Sequence[int],
-    codes: Sequence[str],
-    values: Sequence[float],
-) -> Floats:
-    """(E, 2) last risk and log hazard of copies of a record, in each of which one row has another code and number."""
-    longer, place = _with_rows(question, records, record, rows, codes, values)
+    changes: Sequence[Changed],
+    *,
+    without: Iterable[str] = (),
+) -> Copies:
+    """A record at its last prediction time: as it is, without each of some codes, with each of some rows changed."""
+    longer, place = record, np.zeros(0, dtype=np.int64)
+    if changes:
+        longer, place = _with_rows(question, records, record, changes)
     is_new = np.zeros(len(longer.record.events), dtype=bool)
     is_new[place] = True
     original = np.flatnonzero(~is_new)
 
-    def copies() -> Iterator[Bools]:
-        for row, new in zip(rows, place, strict=True):
-            copy = ~is_new
-            copy[original[row]] = False
-            copy[new] = True
-            yield copy
-
-    return question.of_copies(longer, copies(), rows=[-1])[:, 0]
+    kept = [~is_new]
+    for code in without:
+        copy = is_new & False
+        copy[original] = kept_rows(record, Edit(codes=(code,)))
+        kept.append(copy)
+    for (row, _, _), new in zip(changes, place, strict=True):
+        copy = ~is_new
+        copy[original[row]] = False
+        copy[new] = True
+        kept.append(copy)
+    return Copies(longer, kept, [-1])
 
 
 def _with_rows(
-    question: Question,
-    records: NewRecords,
-    record: SubjectRecord,
-    rows: Sequence[int],
-    codes: Sequence[str],
-    values: Sequence[float],
+    question: Question, records: NewRecords, record: SubjectRecord, changes: Sequence[Changed]
 ) -> tuple[SubjectRecord, Ints]:
     """The record with copies of some rows behind them that have other codes and numbers, and the copies' places."""
     events = record.record.events
+    rows = [row for row, _, _ in changes]
+    codes = [code for _, code, _ in changes]
+    values = [value for _, _, value in changes]
     order = np.argsort(np.r_[np.arange(len(events)), rows], kind="stable")
     number = np.arange(len(events.codes), len(events.codes) + len(codes), dtype=np.int32)
     more = replace(

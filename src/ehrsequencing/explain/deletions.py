@@ -10,7 +10,7 @@ in which the new codes could have been added. No order is preferred, and the row
 """
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -105,13 +105,9 @@ def deletion(
         The risk and the effects.
     """
     row = row % len(record.moments)
-    every = (*record.known_codes(row), *record.static_codes)
     visits = record.known_visits(row)
     most = max(MOST_ROWS // len(record.record.events), 1)
-    words, number = question.run.vocabulary, record.code_number
-    is_unknown = words.is_unknown(words.ids(record.record.events.codes))
-    tried = set(sorted(every, key=lambda code: not is_unknown[number[code]])[-most:])
-    codes = [code for code in every if code in tried]
+    codes, is_part = removed_codes(question, record, row)
     singles = [Effect("code", Edit(codes=(code,)), code) for code in codes]
     of_parts = list[Effect]()
     for visit in visits[-most:]:
@@ -119,7 +115,7 @@ def deletion(
             singles.append(Effect("visit", Edit(visits=(visit,)), visit=visit))
         if "code in visit" in kinds:
             for code in dict.fromkeys(record.codes[visit]):
-                if code in tried:
+                if code in codes:
                     edit = Edit(code_at=((visit, code),))
                     of_parts.append(Effect("code in visit", edit, code, visit=visit))
     risk, effects = _measured(question, record, row, [*singles, *of_parts[-most:]])
@@ -127,8 +123,20 @@ def deletion(
         effects += _pairs(question, record, row, effects[: len(codes)], most=paired_codes)
     chosen = [effect for effect in effects if effect.kind in kinds]
     chosen.sort(key=_by_kind_and_size)
-    is_part = max(len(every), len(visits), len(of_parts)) > most
+    is_part |= max(len(visits), len(of_parts)) > most
     return Deletion(risk, tuple(chosen), is_part)
+
+
+def removed_codes(
+    question: Question, record: SubjectRecord, row: int = -1
+) -> tuple[dict[str, None], bool]:
+    """The codes known at a prediction time that are removed, in order, and whether there are more of them."""
+    every = (*record.known_codes(row), *record.static_codes)
+    most = max(MOST_ROWS // len(record.record.events), 1)
+    words, number = question.run.vocabulary, record.code_number
+    is_unknown = words.is_unknown(words.ids(record.record.events.codes))
+    tried = set(sorted(every, key=lambda code: not is_unknown[number[code]])[-most:])
+    return dict.fromkeys(code for code in every if code in tried), len(every) > most
 
 
 def _by_kind_and_size(effect: Effect) -> tuple[int, float]:
@@ -237,7 +245,7 @@ def change(question: Question, record: SubjectRecord, *, row: int = -1) -> Chang
     new = record.known_rows(row) & ~record.known_rows(row - 1)
     rows_of = _new_codes(record, new)
 
-    def risk_now(copies: Iterable[Bools]) -> Floats:
+    def risk_now(copies: list[Bools]) -> Floats:
         return question.of_copies(record, copies, rows=[row])[:, 0, 0]
 
     most, every = max(MOST_ROWS // len(new), MOST_CODES), np.arange(len(new))
@@ -253,7 +261,7 @@ def change(question: Question, record: SubjectRecord, *, row: int = -1) -> Chang
     subsets = list(
         dict.fromkeys(frozenset(order[:n]) for order in orders for n in range(len(masks) + 1))
     )
-    copies = (~new | np.any([new & False, *(masks[k] for k in own)], axis=0) for own in subsets)
+    copies = [~new | np.any([new & False, *(masks[k] for k in own)], axis=0) for own in subsets]
     risk = dict(zip(subsets, risk_now(copies).tolist(), strict=True))
     parts = np.zeros(len(masks))
     for order in orders:

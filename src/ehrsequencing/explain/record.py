@@ -34,7 +34,7 @@ from ehrsequencing.records.cohort import CohortRows
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
 from ehrsequencing.records.events import NEVER, STATIC, opens_run
 from ehrsequencing.records.hazards import cumulative_incidence, exposure
-from ehrsequencing.records.timelines import TaskRecords
+from ehrsequencing.records.timelines import TaskRecords, joined
 from ehrsequencing.records.visits import Record, Visits, make_record
 from ehrsequencing.records.vocabulary import Vocabulary
 
@@ -261,10 +261,24 @@ def encode_copies(
     return TaskRecords(timelines, encode_rows(begun, moments, vocabulary))
 
 
+@dataclass(frozen=True)
+class Copies:
+    """Copies of a record that keep some of its rows, each copy (n,), and numbers of prediction times; None: all."""
+
+    record: SubjectRecord
+    kept: Sequence[Bools]
+    rows: Sequence[int] | None = None
+
+    @cached_property
+    def times(self) -> Ints:
+        """(R,) the numbers of the prediction times, from 0."""
+        every = np.arange(len(self.record.moments))
+        return every if self.rows is None else every[[*self.rows]]
+
+
 # ---- the question: which cause, horizon and prediction time ----------------------------------------------------------
 
-
-ROWS_AT_ONCE = 400_000  # rows of all copies that are encoded together
+ROWS_AT_ONCE = 400_000  # rows of all copies that are answered together
 
 
 @dataclass(frozen=True)
@@ -330,12 +344,9 @@ class Question:
     @property
     def text(self) -> str:
         """The question in words, such as `hf by 1y`."""
-        when = (
-            "before the next visit"
-            if self.horizon_days is None
-            else f"by {format_days(self.horizon_days)}"
-        )
-        return f"{self.cause_name} {when}"
+        if self.horizon_days is None:
+            return f"{self.cause_name} before the next visit"
+        return f"{self.cause_name} by {format_days(self.horizon_days)}"
 
     @cached_property
     def predictor(self) -> Predictor:
@@ -359,16 +370,14 @@ class Question:
         return out
 
     def of_copies(
-        self,
-        record: SubjectRecord,
-        kept: Iterable[Bools],
-        *,
-        rows: Sequence[int] | None = None,
+        self, record: SubjectRecord, kept: Sequence[Bools], *, rows: Sequence[int] | None = None
     ) -> Floats:
         """(E, R, 2) risk and log hazard of copies that keep some rows of a record."""
-        return np.asarray(
-            predict_copies(self.run.vocabulary, record, kept, rows=rows, predict=self.answer)
-        )
+        return next(self.of_each([Copies(record, kept, rows)]))
+
+    def of_each(self, asked: Iterable[Copies]) -> Iterator[Floats]:
+        """The same of one record after another; many are answered together, which costs far less."""
+        return predict_copies(self.run.vocabulary, asked, predict=self.answer)
 
 
 def edited_risks(
@@ -397,30 +406,44 @@ def edited_risks(
         EhrseqError: An edit names a code or a visit that the record does not have, or a horizon is out of reach.
     """
     predictor = RiskPredictor(run, horizons_days, recalibrated=recalibrated)
-    return predict_copies(
-        run.vocabulary,
-        record,
-        (kept_rows(record, edit) for edit in edits),
-        rows=rows,
-        predict=predictor.risk,
-    )
+    copies = Copies(record, [kept_rows(record, edit) for edit in edits], rows)
+    return next(predict_copies(run.vocabulary, [copies], predict=predictor.risk))
 
 
 def predict_copies(
     vocabulary: Vocabulary,
-    record: SubjectRecord,
-    kept: Iterable[Bools],
+    asked: Iterable[Copies],
     *,
-    rows: Sequence[int] | None,
     predict: Callable[[TaskRecords], NDArray[Any]],
-) -> NDArray[Any]:
-    """(E, R, ...) predictions for copies that keep some rows; `predict` gives (E · R, ...) for E packed copies."""
-    every = np.arange(len(record.moments))
-    chosen = every if rows is None else every[np.asarray(rows, dtype=np.int64)]
-    step = max(1, ROWS_AT_ONCE // max(len(record.record.events), 1))
-    waiting = iter(kept)
-    parts: list[NDArray[Any]] = []
-    while some := list(itertools.islice(waiting, step)):
-        answer = predict(encode_copies(vocabulary, record, np.stack(some), chosen))
-        parts.append(answer.reshape(-1, len(chosen), *answer.shape[1:]))
-    return np.concatenate(parts)
+) -> Iterator[NDArray[Any]]:
+    """(E, R, ...) predictions of one record's copies after another; `predict` takes packed copies of any records."""
+    waiting, held = list[Copies](), 0
+    for one in asked:
+        size = len(one.kept) * len(one.record.record.events)
+        if waiting and held + size > ROWS_AT_ONCE:
+            yield from _together(vocabulary, waiting, predict)
+            waiting, held = [], 0
+        waiting.append(one)
+        held += size
+    if waiting:
+        yield from _together(vocabulary, waiting, predict)
+
+
+def _together(
+    vocabulary: Vocabulary, asked: Sequence[Copies], predict: Callable[[TaskRecords], NDArray[Any]]
+) -> Iterator[NDArray[Any]]:
+    """The same of records that are answered at once, or of one with so many copies that they go in parts."""
+    parts = (
+        encode_copies(vocabulary, one.record, np.stack(one.kept[first : first + step]), one.times)
+        for one in asked
+        for step in [max(1, ROWS_AT_ONCE // max(len(one.record.record.events), 1))]
+        for first in range(0, len(one.kept), step)
+    )
+    if len(asked) == 1:
+        answers = np.concatenate([predict(part) for part in parts])
+    else:
+        lines, rows = zip(*((part.timelines, part.rows) for part in parts), strict=True)
+        answers = predict(TaskRecords(joined(lines), joined(rows)))
+    for one in asked:
+        own, answers = np.split(answers, [len(one.kept) * len(one.times)])
+        yield own.reshape(len(one.kept), len(one.times), *own.shape[1:])

@@ -75,7 +75,7 @@ def read_weights(folder: Path, config: ModelConfig, build: Callable[[ModelConfig
 
 
 class _Unstarted(TorchFunctionMode):
-    """New parameters keep what is in their memory: drawing starts on the meta device loads a compiler, for nothing."""
+    """New parameters keep what is in their memory: a start on the meta device loads a compiler, for nothing."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -83,6 +83,8 @@ class _Unstarted(TorchFunctionMode):
         given = dict(kwargs or {})
         if getattr(func, "__module__", None) == "torch.nn.init":
             return given["tensor"] if "tensor" in given else args[0]
+        if func is torch.arange:
+            return torch.empty(*args, dtype=torch.int64)
         return func(*args, **given)
 
 

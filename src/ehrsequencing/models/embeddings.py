@@ -226,10 +226,10 @@ class AgeEmbedding(nn.Module):
         self.bin_years = config.age_bin_years
         self.table = nn.Embedding(math.ceil(MAX_AGE_YEARS / self.bin_years) + 2, config.dim)
         nn.init.normal_(self.table.weight, std=config.dim**-0.5)
-        terms = (
-            torch.randn(3, config.dim) * 0.5 * config.dim**-0.5 if config.age_polynomial else None
-        )
-        self.terms = None if terms is None else nn.Parameter(terms)
+        self.terms = None
+        if config.age_polynomial:
+            terms = torch.empty(3, config.dim)
+            self.terms = nn.Parameter(nn.init.normal_(terms, std=0.5 * config.dim**-0.5))
 
     def forward(self, age_years: Tensor) -> Tensor:
         """(N,) ages, NaN where unknown → (N, d)."""

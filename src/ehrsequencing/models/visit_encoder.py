@@ -35,7 +35,7 @@ class AttnPoolingVisitEncoder(nn.Module):
         if self.has_query:
             self.W = nn.Linear(config.dim, config.dim)
             # small, so that attention starts near the mean
-            self.q = nn.Parameter(torch.randn(config.dim) * config.dim**-0.5)
+            self.q = nn.Parameter(nn.init.normal_(torch.empty(config.dim), std=config.dim**-0.5))
         else:
             self.W1, self.W2 = nn.Linear(config.dim, config.dim // 2), nn.Linear(config.dim // 2, 1)
 

@@ -12,7 +12,7 @@ the form of R's `cox.zph` since survival 3). A fit costs O(events · rows at ris
 """
 
 import numpy as np
-from scipy.stats import chi2
+from scipy.special import chdtrc
 
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.errors import EhrseqError
@@ -69,8 +69,8 @@ def fit_cox(rows: CoxRows, subject: Ints, *, is_efron: bool) -> dict[str, Floats
                 "coef": beta / scale,
                 "se": np.sqrt(np.diag(covariance)) / scale,
                 "robust_se": np.sqrt(np.square(moved).sum(axis=0)) / scale,
-                "p_proportional": chi2.sf(slope**2 / np.diag(own), df=1),
-                "p_all": chi2.sf(slope @ np.linalg.solve(own, slope), df=len(scale)),
+                "p_proportional": chdtrc(1, slope**2 / np.diag(own)),
+                "p_all": chdtrc(len(scale), slope @ np.linalg.solve(own, slope)),
             }
     raise EhrseqError(
         "the likelihood has no finite maximum",
