@@ -110,7 +110,9 @@ class Pretrainer:
         torch.manual_seed(self.settings.seed)
         model = build_model(self.config)
         objectives = nn.ModuleDict({name: one(inputs) for name, one in classes.items()})
-        bundle = nn.ModuleDict({"model": model, "objectives": objectives}).to(training_device())
+        bundle = nn.ModuleDict({"model": model, "objectives": objectives}).to(
+            training_device(study.training.device)
+        )
         self.objective = PretrainingObjective(
             bundle,
             self.weights,
