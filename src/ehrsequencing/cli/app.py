@@ -39,7 +39,7 @@ from ehrsequencing.cli.options import (
 )
 from ehrsequencing.cli.predict import drift, explain, explore, predict
 from ehrsequencing.cli.serve import export, serve
-from ehrsequencing.cli.train import pretrain, train
+from ehrsequencing.cli.train import pretrain, train, update
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.signals import keep_freed_memory
 from ehrsequencing.core.version import __version__
@@ -366,6 +366,7 @@ for function, panel, example in (
     (explain, AFTER, "ehrseq explain run meds --subject 1234 --horizon 1y --out why.csv"),
     (explore, AFTER, "ehrseq explore run meds --out explorer.html"),
     (audit, AFTER, "ehrseq audit run --subjects 200"),
+    (update, AFTER, "ehrseq update run meds --out updated"),
     (compare, AFTER, "ehrseq compare run other-run"),
     (serve, SHARING, "ehrseq serve run meds --port 8000"),
     (export, SHARING, "ehrseq export run --format share --out shared"),

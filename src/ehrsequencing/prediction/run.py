@@ -42,6 +42,7 @@ if TYPE_CHECKING:  # what holds torch is imported with the model
 AUDIT = "audit.json"  # what `ehrseq audit` found
 METRICS = "metrics.json"  # what `ehrseq evaluate` found
 RECALIBRATION = "recalibration.json"  # what `ehrseq evaluate --recalibrate` fitted
+UPDATE = "update.json"  # of a run that `ehrseq update` made: intercept and slope of each cause
 _PATIENCE = 60.0  # seconds to wait for another command that adds a file to the run
 _FACTS = {"excluded": list, "fingerprint": str, "labels": str, "prepared": str, "vocabulary": str}
 
@@ -84,7 +85,8 @@ class Run:
     @property
     def fingerprint(self) -> str:
         """What makes this very run: settings, data, labels (the run's own digest), and the bytes of its weights."""
-        files = (BLEND_FILE, ARRAYS_FILE) if self.has_trees else ()
+        files = [BLEND_FILE, ARRAYS_FILE] if self.has_trees else []
+        files += [UPDATE] if UPDATE in self.manifest["files"] else []
         of_blend = [self.manifest["files"].get(name) for name in files]
         return digest(
             [
@@ -176,9 +178,12 @@ class Run:
         has_network = self.study.training.network
         alone = network(self.model, self.code_types) if has_network else None
         if self.has_trees:
-            return Blend.load(self.folder, self.vocabulary, alone)
+            alone = Blend.load(self.folder, self.vocabulary, alone)
         assert alone is not None
-        return alone
+        if UPDATE not in self.manifest["files"]:
+            return alone
+        fitted = read_json(self.folder / UPDATE)
+        return alone.recalibrated(np.array(fitted["intercept"]), np.array(fitted["slope"]))
 
     @property
     def blend(self) -> "Blend | None":
@@ -187,7 +192,8 @@ class Run:
         from ehrsequencing.predictors.predictor import Recalibrated
 
         predictor = self.predictor if self.has_trees else None
-        predictor = predictor.inner if isinstance(predictor, Recalibrated) else predictor
+        while isinstance(predictor, Recalibrated):
+            predictor = predictor.inner
         return predictor if isinstance(predictor, Blend) else None
 
     @property
