@@ -6,7 +6,7 @@ FROM python:3.12-slim
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 COPY pyproject.toml constraints.txt README.md LICENSE /source/
 COPY src /source/src
-RUN python -m pip install --no-cache-dir --no-compile --extra-index-url "$TORCH_INDEX" -c /source/constraints.txt "/source[omop]" \
+RUN python -m pip install --no-cache-dir --no-compile --extra-index-url "$TORCH_INDEX" -c /source/constraints.txt "/source[omop,serve]" \
  && rm -r /source
 
 # Any user may run it (--user), so home and caches lie where everybody may write.

@@ -69,6 +69,7 @@ API = {
     "Evaluation": [
         "evaluate",
         "drift",
+        "update",
         "score",
         "compare",
         "compare_risks",

@@ -30,6 +30,7 @@ _PUBLIC = {
     "compare_risks": "ehrsequencing.api.compare",
     "cox": "ehrsequencing.api.cox",
     "drift": "ehrsequencing.api.drift",
+    "update": "ehrsequencing.api.update",
     "evaluate": "ehrsequencing.api.evaluate",
     "export": "ehrsequencing.api.predictions",
     "fit": "ehrsequencing.api.training",
@@ -118,6 +119,7 @@ if TYPE_CHECKING:
     from ehrsequencing.api.run import load as load
     from ehrsequencing.api.study import run as run
     from ehrsequencing.api.training import fit as fit, pretrain as pretrain, save_run as save_run
+    from ehrsequencing.api.update import update as update
     from ehrsequencing.batches.visit_batch import VisitBatch as VisitBatch
     from ehrsequencing.config import ModelConfig as ModelConfig, TaskConfig as TaskConfig
     from ehrsequencing.config.base import visit_encoder as visit_encoder

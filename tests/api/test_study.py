@@ -92,3 +92,98 @@ def test_another_task_and_other_records_are_refused_by_name(study: Path) -> None
     with pytest.raises(EhrseqError, match=r"what differs: records\).*--out"):
         rerun(study)
     pq.write_table(whole, shard)
+
+
+# ---- what is refused before the work, and a study that is replaced ---------------------------------------------------
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("put", "message"),
+    [
+        ("run/mine.txt", "run: is not empty"),
+        ("prepared/mine.txt", "prepared: is there already"),
+        ("prepared", "prepared: is there already"),
+    ],
+)
+def test_a_folder_of_somebody_else_is_refused_before_the_records_are_checked(
+    put: str, message: str, study: Path, tmp_path: Path
+) -> None:
+    (tmp_path / put).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / put).write_text("mine")
+    for overwrite in (False, True):
+        said: list[str] = []
+        with pytest.raises(EhrseqError, match=r"mine\.txt|is not|is there already") as raised:
+            eh.run(study / "meds", study / "meds/task.yaml", out=tmp_path, say=said.append, overwrite=overwrite, **TINY)
+        assert overwrite or message in str(raised.value)
+        assert said == []
+    assert (tmp_path / put).read_text() == "mine"
+
+
+def test_a_missing_folder_or_file_of_the_settings_is_refused_before_the_work(study: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    given = {"out": tmp_path / "new", "say": said.append}
+    with pytest.raises(EhrseqError, match="is not a folder"):
+        eh.run(study / "nowhere", study / "meds/task.yaml", **given, **TINY)
+    with pytest.raises(EhrseqError, match=r"none\.yaml: cannot be read"):
+        eh.run(
+            study / "meds",
+            study / "meds/task.yaml",
+            **given,
+            **changed(evaluation={"tripod": str(study / "none.yaml")}),
+        )
+    with pytest.raises(EhrseqError, match="overlaps the input"):
+        eh.run(study / "meds", study / "meds/task.yaml", **given | {"out": study / "meds"}, **TINY)
+    assert said == []
+    assert not (tmp_path / "new").exists()
+
+
+def test_overwrite_replaces_the_whole_study_and_nothing_that_somebody_changed(study: Path) -> None:
+    out, task = study / "out", study / "meds/task.yaml"
+    (out / "predictions.csv").write_text("mine")  # beside the study
+    vocabulary = (out / "prepared/vocabulary.json").read_bytes()
+    report = out / "run/report.html"
+    kept = report.read_bytes()
+    report.write_bytes(kept + b"<!-- mine -->")
+    before = contents(out)
+    with pytest.raises(EhrseqError, match=r"report\.html', which has changed"):
+        eh.run(study / "meds", task, out=out, overwrite=True, **TINY)
+    assert contents(out) == before
+    report.write_bytes(kept)
+    words = ("visits.by=day", "vocabulary.min_subjects=8", "training.blend=false", "training.epochs=1")
+    tiny = ("model.dim=16", "model.heads=2", "model.layers=1", "evaluation.baselines=none", "evaluation.bootstrap=0")
+    given = ("run", study / "meds", "--task", task, "--out", out, *words, *tiny, "evaluation.explained_subjects=0")
+    assert "--overwrite" in ehrseq(*given).stderr
+    done = ehrseq(*given, "--overwrite")
+    assert done.exit_code == 0, done.output
+    assert (out / "prepared/vocabulary.json").read_bytes() != vocabulary
+    assert (out / "predictions.csv").read_text() == "mine"
+    assert f"open {report} in a browser" in done.stdout.splitlines()
+    assert done.stdout.splitlines()[-1].startswith(f"next    ehrseq predict {out / 'run'} ")
+
+
+def test_a_study_file_may_name_the_records_and_the_output(study: Path, tmp_path: Path) -> None:
+    out = study / "by-file"
+    lines = ["data: meds", "out: by-file", "evaluation: {baselines: none, bootstrap: 0, explained_subjects: 0}"]
+    lines += ["training: {epochs: 1, blend: false, device: cpu}", "model: {dim: 16, heads: 2, layers: 1}"]
+    (study / "study.yaml").write_text("\n".join(lines))
+    config = ("--config", study / "study.yaml", "--task", study / "meds/task.yaml")
+    done = ehrseq("run", "training.seed=1", *config)
+    assert done.exit_code == 0, done.output
+    written = (out / "run/config.yaml").read_text()
+    assert "by-file" not in written
+    assert (eh.load(out / "run").study.training.seed, eh.load(out / "run").study.training.device) == (1, "cpu")
+    assert ehrseq("check", study / "meds", *config).exit_code == 0  # other commands ignore both
+    assert "needs the records and a folder" in ehrseq("run", "--task", study / "meds/task.yaml").stderr
+    given = ehrseq("run", study / "meds", "--out", tmp_path / "other", *config, "training.epochs=0")
+    assert "training.epochs" in given.stderr
+
+
+def test_a_device_that_is_not_there_is_refused(study: Path, tmp_path: Path) -> None:
+    with pytest.raises(EhrseqError, match=r"training\.device: cuda:99 is not there"):
+        eh.fit(study / "out/prepared", out=tmp_path / "run", device="cuda:99", progress=False, blend=False)
+    with pytest.raises(EhrseqError, match=r"training\.device"):
+        eh.fit(study / "out/prepared", out=tmp_path / "run", device="gpu", progress=False)

@@ -108,7 +108,7 @@ def test_a_terminal_of_any_encoding_shows_what_it_can(environment: dict[str, str
     )
     assert done.returncode == 2, done.stderr
     assert done.stdout.count(b"\n") == 2
-    assert done.stderr.startswith(b"ehrseq: F")
+    assert re.match(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d ERROR ehrseq: F", done.stderr)  # no terminal
     assert done.stderr.count(b"\n") == 1
 
 
@@ -303,3 +303,43 @@ def test_a_command_that_can_print_nothing_ends_with_2(arguments: list[str]) -> N
 def test_an_output_without_room_is_no_unexpected_error(number: int) -> None:
     found = failing(OSError(number, os.strerror(number)))
     assert (found.exit_code, "the output cannot be written" in found.output) == (2, True)
+
+
+# ---- logs ------------------------------------------------------------------------------------------------------------
+
+
+STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d"
+
+
+def test_a_log_keeps_what_quiet_drops_and_is_added_to(data: Path, tmp_path: Path) -> None:
+    log, task = tmp_path / "night.log", tmp_path / "task.yaml"
+    task.write_text(TASK)
+    done = ehrseq("check", data, "--task", task, "--log", log, "--quiet")
+    assert (done.exit_code, done.stdout) == (0, "")
+    first = log.read_text().splitlines()
+    assert all(re.match(f"{STAMP} (INFO|WARNING) ", line) for line in first)
+    assert "next  ehrseq prepare" in first[-1]
+    assert ehrseq("check", tmp_path / "nowhere", "--log", log).exit_code == 2
+    lines = log.read_text().splitlines()
+    assert lines[: len(first)] == first
+    assert re.fullmatch(f"{STAMP} ERROR ehrseq: .*nowhere: is not a folder.*", lines[-1])
+    assert progress.log.file is None
+
+
+def test_a_log_is_no_file_of_somebody_else(data: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "notes.txt"
+    mine.write_text("years of work")
+    done = ehrseq("check", data, "--log", mine)
+    assert done.exit_code == 2
+    assert "notes.txt: is there already, and no log" in done.stderr
+    assert mine.read_text() == "years of work"
+    assert ehrseq("check", data, "--log", tmp_path / "no" / "folder.log").exit_code == 2
+
+
+def test_lines_on_stderr_have_time_and_level_where_it_is_no_terminal(data: Path) -> None:
+    done = subprocess.run([*MAIN, "codes", str(data), "ZZZ"], capture_output=True, text=True, check=False)
+    assert not re.search(STAMP, done.stdout)
+    failed = subprocess.run([*MAIN, "codes", "nowhere"], capture_output=True, text=True, check=False)
+    assert re.fullmatch(f"{STAMP} ERROR ehrseq: nowhere: is not a folder .*\n", failed.stderr)
+    shown = in_a_terminal("from ehrsequencing.cli import console; console.warn('x'); console.note('y')")
+    assert screen(shown) == ["warning: x", "y"]

@@ -35,6 +35,7 @@ from ehrsequencing.prediction.predict import (
     start_days_of,
 )
 from ehrsequencing.prediction.predict_labels import predict_labels
+from ehrsequencing.prediction.prediction_file import columns_of_moment
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.predictors.network import states_of_rows
 from ehrsequencing.records.codes import CodeMatcher, read_parents
@@ -90,14 +91,14 @@ def predictions(
     records: NewRecords,
     asked: RiskPredictor,
     *,
-    at: str,
+    at: Moment,
     force: bool,
     say: Callable[[str], None],
 ) -> pa.Table:
-    """One row a prediction time: a column a cause and horizon, and for an ensemble the limits of its band."""
+    """One row a prediction time: a column a cause and horizon, for an ensemble its band, and what the moment is."""
     names = [risk_column(cause, day) for cause in asked.causes for day in asked.horizons_days]
     parts = []
-    for risks in asked.answers(records, Moment(at), force=force, say=say):
+    for risks in asked.answers(records, at, force=force, say=say):
         columns = {
             "subject_id": pa.array(risks.subject_id),
             "prediction_time": times(risks.prediction_us),
@@ -107,6 +108,7 @@ def predictions(
         for number, name in enumerate(names):
             for end, values in given.items():
                 columns[name + end] = pa.array(values[:, number].astype(np.float64))
+        columns |= columns_of_moment(risks.kind, risks.index_us, risks.prediction_us)
         parts.append(pa.table(columns))
     return pa.concat_tables(parts)
 

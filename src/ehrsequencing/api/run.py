@@ -40,6 +40,7 @@ from ehrsequencing.evaluation.results import read_result
 from ehrsequencing.explain import Question
 from ehrsequencing.explorer import ExplorerSettings, collect, write_page
 from ehrsequencing.explorer.collect import Explorer
+from ehrsequencing.prediction.moment import Moment
 from ehrsequencing.prediction.predict import NewRecords, RiskPredictor
 from ehrsequencing.prediction.run import Run, saved_audit
 
@@ -83,24 +84,26 @@ class TrainedRun(Hinted, Run):
             progress: Whether to show a bar.
 
         Returns:
-            Columns `subject_id`, `prediction_time` and a risk for each cause and horizon, as `hf_90d`; for an ensemble
-            also the limits of its band, `hf_90d_low` and `hf_90d_high`.
+            Columns `subject_id`, `prediction_time`, a risk for each cause and horizon, as `hf_90d`, and what the
+            moment is: `kind` (`index`, `landmark`, `visit` or `date`), `index_time`, `days_since_index`. An ensemble
+            adds the limits of its band, `hf_90d_low` and `hf_90d_high`.
 
         Raises:
             EhrseqError: The data cannot be used, or nobody has a prediction time.
 
         Example:
             >>> risk = eh.load("runs/hf").predict("meds/", at="last", horizons=["90d", "1y"])
-            >>> list(risk.columns)
+            >>> list(risk.columns[:6])
             ['subject_id', 'prediction_time', 'hf_90d', 'hf_1y', 'death_90d', 'death_1y']
             >>> len(risk), bool((risk["hf_1y"] >= risk["hf_90d"]).all())
             (400, True)
         """
+        moment = Moment(at)  # a wrong one is refused before the model is loaded
         predictor = RiskPredictor(
             self, None if horizons is None else days_of(horizons), recalibrated=recalibrated
         )
         with opened(self, data, facts=facts, show=progress) as records:
-            table = predictions(records, predictor, at=at, force=force, say=warn_of)
+            table = predictions(records, predictor, at=moment, force=force, say=warn_of)
         return table.to_pandas()
 
     def explain(
@@ -411,7 +414,7 @@ def load(path: str | os.PathLike[str]) -> Any:
         >>> import ehrsequencing as eh
         >>> run = eh.load("runs/hf")
         >>> risk = run.predict("meds/", at="last", horizons="1y")
-        >>> list(risk.columns)
+        >>> list(risk.columns[:4])
         ['subject_id', 'prediction_time', 'hf_1y', 'death_1y']
     """
     if is_json_of(Path(path) / MANIFEST, PREPARED):

@@ -5,19 +5,29 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ehrsequencing.api.data import prepare, study_of, task_of
+from ehrsequencing.api.data import is_path, prepare, study_of, task_of
 from ehrsequencing.api.evaluate import audit, evaluate
 from ehrsequencing.api.records import check
 from ehrsequencing.api.run import TrainedRun
 from ehrsequencing.api.training import train
 from ehrsequencing.config import StudyConfig
 from ehrsequencing.core.elsewhere import answering
-from ehrsequencing.core.outputs import MANIFEST
+from ehrsequencing.core.files import refuse_overlap
+from ehrsequencing.core.outputs import (
+    MANIFEST,
+    PREPARED,
+    RUN,
+    UNFINISHED_RUN,
+    refuse_existing,
+    remove_existing,
+)
 from ehrsequencing.core.signals import keep_freed_memory
-from ehrsequencing.evaluation.context import evaluation_made_of
+from ehrsequencing.evaluation.context import evaluation_made_of, read_tripod
 from ehrsequencing.evaluation.results import read_result
 from ehrsequencing.prediction.run import saved_audit
+from ehrsequencing.records.meds import find_shards
 from ehrsequencing.reporting.report import PAGES
+from ehrsequencing.training.run_folder import BEGUN, refuse_foreign, remove_unfinished
 
 
 @answering
@@ -27,6 +37,7 @@ def run(
     *,
     out: str | os.PathLike[str],
     study: StudyConfig | None = None,
+    overwrite: bool = False,
     progress: bool = True,
     say: Callable[[str], None] = lambda _: None,
     **sections: Any,
@@ -41,6 +52,7 @@ def run(
         task: The task: its file, its content as a mapping, or a `TaskConfig`.
         out: Folder to make, with `prepared/` and `run/`.
         study: All settings in one, in the place of sections.
+        overwrite: Whether an earlier study in `out` that nobody has changed is removed first, and made anew.
         progress: Whether to show bars.
         say: Called with a line before each step.
         sections: Sections of a study, as in `model={"size": "small"}` or `training={"epochs": 30}`.
@@ -63,6 +75,7 @@ def run(
     keep_freed_memory()
     settings, task_ = study_of(study, sections, where="run"), task_of(task)
     store, folder = Path(out) / "prepared", Path(out) / "run"
+    _make_room(data, store, folder, settings, overwrite=overwrite)
     if not (store / MANIFEST).is_file():
         say("1/5  checking the records")
         say(str(check(data, task_, study=settings, progress=progress)))
@@ -92,3 +105,27 @@ def run(
         say("5/5  auditing: can anything from the future reach the model?")
         audit(folder, progress=progress)
     return TrainedRun(folder)
+
+
+def _make_room(
+    data: Any, store: Path, folder: Path, settings: StudyConfig, *, overwrite: bool
+) -> None:
+    """Refuse what would end the work later on; with `overwrite`, remove an earlier study.
+
+    Raises:
+        EhrseqError: The data is no data set, a file of the settings is wrong, or other things are where the study goes.
+    """
+    read_tripod(settings.evaluation.tripod)
+    if is_path(data):
+        find_shards(Path(data))
+        refuse_overlap(store, Path(data))
+        refuse_overlap(folder, Path(data))
+    if overwrite:
+        remove_unfinished(folder, UNFINISHED_RUN)
+        refuse_existing(store, PREPARED, overwrite=True)
+        remove_existing(folder, RUN)
+        remove_existing(store, PREPARED)
+    if not (store / MANIFEST).is_file():
+        refuse_existing(store, PREPARED)
+    if not any((folder / name).is_file() for name in (MANIFEST, f"checkpoints/{BEGUN}")):
+        refuse_foreign(folder)

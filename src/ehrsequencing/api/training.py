@@ -22,7 +22,7 @@ from ehrsequencing.config import (
 from ehrsequencing.config.base import visit_encoder
 from ehrsequencing.core.elsewhere import answering
 from ehrsequencing.core.errors import EhrseqError, refuse_idle
-from ehrsequencing.core.files import refuse_overlap
+from ehrsequencing.core.files import read_json, refuse_overlap
 from ehrsequencing.core.outputs import (
     PRETRAINED,
     RUN,
@@ -34,6 +34,7 @@ from ehrsequencing.core.outputs import (
 from ehrsequencing.core.signals import keep_freed_memory
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.prediction.reference import write_people, write_reference
+from ehrsequencing.records.people import PEOPLE
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training import fit as training
 from ehrsequencing.training.hazards_objective import LossFunction
@@ -98,7 +99,7 @@ def fit(
         resume: Whether to go on with an interrupted run of the same settings and data in `out`, or to load it if it is
             complete. Default: yes, unless the model or its loss is your own, whose code may have changed.
         progress: Whether to show a bar, and a line for each epoch.
-        others: Settings of training by their own names, as in `epochs=30, learning_rate=1e-3`.
+        others: Settings of training by their own names, as in `epochs=30, device="cpu"`.
 
     Returns:
         The run.
@@ -248,7 +249,14 @@ def train(
         )
         if is_first:
             write_reference(out)
-            write_people(out, prepared)
+            if (prepared.folder / PEOPLE).is_file():  # not in a set of an earlier version
+                write_people(
+                    out,
+                    read_json(prepared.folder / PEOPLE),
+                    prepared.timelines("train"),
+                    prepared.records(name, "tuning"),
+                    end_us=prepared.manifest["dataset_end_us"],
+                )
         return is_first
 
 

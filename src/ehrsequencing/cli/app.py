@@ -33,12 +33,13 @@ from ehrsequencing.cli.options import (
     Overrides,
     Overwrite,
     TaskFiles,
+    places,
     read_study,
     read_tasks,
 )
 from ehrsequencing.cli.predict import drift, explain, explore, predict
 from ehrsequencing.cli.serve import export, serve
-from ehrsequencing.cli.train import pretrain, train
+from ehrsequencing.cli.train import pretrain, train, update
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.signals import keep_freed_memory
 from ehrsequencing.core.version import __version__
@@ -94,21 +95,35 @@ def demo(
 
 @app.command(example="ehrseq run meds --task task.yaml --out study", panel=START)
 def run(
-    data: DataFolder,
+    data: Annotated[
+        Path | None, typer.Argument(help="Folder of a MEDS data set; or data: in the study file")
+    ] = None,
     overrides: Overrides = None,
     task: TaskFiles = None,
-    out: Annotated[Path, typer.Option("--out", help="Folder to make")] = ...,  # type: ignore[assignment]
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder to make; or out: in the study file")
+    ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Trees and Cox alone, in a fraction of the time")
     ] = False,
+    overwrite: Overwrite = False,
     config: Config = None,
 ) -> None:
     """Check, prepare, train, evaluate, audit, and write the report; goes on where it was.
 
     With --quick no network is trained (training.network=false): the answer is a blend of boosted trees and a Cox model.
     """
-    quickly = ["training.network=false"] if quick else []
-    study = read_study(config, [*(overrides or ()), *quickly], "run")
+    given = [*(overrides or ()), *(["training.network=false"] if quick else ())]
+    if data is not None and "=" in str(data):  # a setting in the place of the folder
+        data, given = None, [str(data), *given]
+    study = read_study(config, given, "run")
+    data, out = (named or place for named, place in zip((data, out), places(config), strict=True))
+    if data is None or out is None:
+        raise EhrseqError(
+            "needs the records and a folder to make",
+            where="ehrseq run",
+            fix="write ehrseq run DATA --out DIR, or data: and out: in the file of --config",
+        )
     tasks = read_tasks(task, study)
     if len(tasks) != 1:
         raise EhrseqError(
@@ -120,17 +135,21 @@ def run(
     from ehrsequencing.core.files import read_json
     from ehrsequencing.reporting.terminal import audit_lines, metric_lines
 
-    made = run_all(data, tasks[0], out=out, study=study, progress=shown(), say=say)
+    made = run_all(
+        data, tasks[0], out=out, study=study, overwrite=overwrite, progress=shown(), say=say
+    )
     metrics, checks = (read_json(made.folder / f"{name}.json") for name in ("metrics", "audit"))
     say("\n".join([*metric_lines(metrics), *audit_lines(checks)]))
-    at = "index" if made.task.index.which == "every" else "last"
+    report = made.folder / "report.html"
+    say(f"\nopen {report} in a browser\n")
+    at = made.task.index.moment
     finish(
-        wrote={"run": made.folder, "report": made.folder / "report.html"},
+        wrote={"run": made.folder, "report": report},
         then=["predict", made.folder, data, "--at", at, "--out", out / "predictions.parquet"],
         result=main_results(metrics) | {"leaks": checks["leaks"]},
     )
     if checks["leaks"]:
-        warn(f"the audit found leaks: see {made.folder / 'report.html'}")
+        warn(f"the audit found leaks: see {report}")
 
 
 @app.command(example="ehrseq simulate sim --subjects 4000 --seed 0", panel=DATA)
@@ -347,6 +366,7 @@ for function, panel, example in (
     (explain, AFTER, "ehrseq explain run meds --subject 1234 --horizon 1y --out why.csv"),
     (explore, AFTER, "ehrseq explore run meds --out explorer.html"),
     (audit, AFTER, "ehrseq audit run --subjects 200"),
+    (update, AFTER, "ehrseq update run meds --out updated"),
     (compare, AFTER, "ehrseq compare run other-run"),
     (serve, SHARING, "ehrseq serve run meds --port 8000"),
     (export, SHARING, "ehrseq export run --format share --out shared"),

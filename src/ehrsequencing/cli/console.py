@@ -12,8 +12,6 @@ import copy
 import errno
 import functools
 import inspect
-import json
-import math
 import os
 import shlex
 import signal
@@ -22,7 +20,6 @@ import traceback
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -30,63 +27,14 @@ import typer
 from typer.core import TyperGroup
 
 from ehrsequencing.api import progress
-from ehrsequencing.api.progress import Tick, plain, print_line
+from ehrsequencing.api.progress import Tick, logged, plain, print_line
+from ehrsequencing.cli.output import Output
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.signals import number_of, raise_at_signals
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # disk, quota or size limit of a file
 USER_ERROR, UNEXPECTED, REFUSED, BY_SIGNAL, BROKEN_PIPE = 2, 3, 4, 128, 141
 _UsageError: type[Any] = typer.BadParameter.__mro__[1]  # Typer has no public name for it
-
-
-@dataclass
-class Output:
-    """What one command has told so far.
-
-    Attributes:
-        command: As people type it, without `ehrseq`.
-        json: Print one JSON object at the end, and nothing else on stdout.
-        quiet: Print warnings and errors only.
-        wrote: What it is → path.
-        next: The command to type next.
-        result: The command's own facts.
-        notes: Remarks.
-        warnings: Remarks that `quiet` does not silence.
-        error: What went wrong, where, and how to fix it.
-    """
-
-    command: str = ""
-    json: bool = False
-    quiet: bool = False
-    wrote: dict[str, str] = field(default_factory=dict)
-    next: str | None = None
-    result: dict[str, Any] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-    error: dict[str, str] | None = None
-
-    def as_json(self, exit_code: int) -> str:
-        """The JSON object, on one line."""
-        facts = {
-            "command": self.command,
-            "exit_code": exit_code,
-            "error": self.error,
-            "wrote": self.wrote,
-            "next": self.next,
-            "notes": self.notes,
-            "warnings": self.warnings,
-            "result": self.result,
-        }
-        return json.dumps(_finite(facts), default=str)
-
-
-def _finite(value: Any) -> Any:
-    """JSON without NaN and infinity, which many readers refuse: null instead."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _finite(inner) for key, inner in value.items()}
-    return [_finite(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 _open: list[Output] = [Output()]  # the last one is that of the command that runs
@@ -114,23 +62,22 @@ def output_of(command: str, *, as_json: bool, quiet: bool) -> Iterator[Output]:
             typer.echo(output.as_json(code))
 
 
-def say(text: str, *, err: bool = False) -> None:
+def say(text: str, *, err: bool = False, level: str = "INFO") -> None:
     """Print a result, or with `err` an error. `--quiet` and `--json` drop results; an error always goes to stderr."""
-    if err or not (current().quiet or current().json):
-        print_line(text, err=err)
+    show = err or not (current().quiet or current().json)
+    print_line(text, err=err, level=level, show=show)
 
 
 def note(text: str) -> None:
     """Print a remark on stderr, unless `--quiet`; `--json` keeps it under `notes`."""
     current().notes.append(plain(text))
-    if not current().quiet:
-        say(text, err=True)
+    print_line(text, show=not current().quiet)
 
 
 def warn(text: str) -> None:
     """Print a warning on stderr, also with `--quiet`; `--json` keeps it under `warnings`."""
     current().warnings.append(plain(text))
-    say(f"warning: {text}", err=True)
+    say(f"warning: {text}", err=True, level="WARNING")
 
 
 def remark(text: str) -> None:
@@ -225,7 +172,7 @@ def _drop(descriptor: int) -> None:
 def _say_last(line: str) -> None:
     """Print an error; where stderr takes it no more, the exit code alone says it."""
     try:
-        say(line, err=True)
+        say(line, err=True, level="ERROR")
     except OSError:
         _drop(2)
 
@@ -290,6 +237,10 @@ SHARED: dict[str, Any] = {
     "quiet": Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings and errors only")],
     "as_json": Annotated[
         bool, typer.Option("--json", help="Print one JSON object on stdout, nothing else")
+    ],
+    "log": Annotated[
+        Path | None,
+        typer.Option("--log", help="Add what is printed to this file, with time and level"),
     ],
     "debug": Annotated[
         bool, typer.Option("--debug", hidden=True, help="Show the traceback of an error")
@@ -367,9 +318,16 @@ def with_conventions(function: Callable[..., Any], command: str) -> Callable[...
 
     @functools.wraps(function)
     def with_shared_options(
-        *, quiet: bool, as_json: bool, debug: bool, help_all: object = None, **given: Any
+        *,
+        quiet: bool,
+        as_json: bool,
+        debug: bool,
+        log: Path | None,
+        help_all: object = None,
+        **given: Any,
     ) -> None:
-        with output_of(command, as_json=as_json, quiet=quiet), errors(debug):
+        output = output_of(command, as_json=as_json, quiet=quiet)
+        with output, errors(debug), logged(log), errors(debug):
             if command != "train":
                 _refuse_torchrun(command)
             function(**given)
@@ -387,7 +345,10 @@ def with_conventions(function: Callable[..., Any], command: str) -> Callable[...
     for name, option in SHARED.items():
         parameters.append(
             inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=option
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=None if name == "log" else False,
+                annotation=option,
             )
         )
     with_shared_options.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
@@ -419,6 +380,7 @@ def run(app: typer.Typer) -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+    progress.log.stamps = not sys.stderr.isatty()
     raise_at_signals()
     try:
         app(prog_name="ehrseq")

@@ -90,7 +90,7 @@ def evaluate(
     from ehrsequencing.reporting.pages import outcome_lines
     from ehrsequencing.reporting.terminal import metric_lines
 
-    opened = open_run(run, study, command, config=config)
+    opened = open_run(run, study, command, config=config, data=data)
     if redraw:
         of_settings = sorted(study.evaluation.model_fields_set - {"tripod"})
         others: dict[str, object] = {

@@ -89,7 +89,7 @@ def _command(reader: "Reader") -> Any:
             warn(line)
         finish(
             wrote={"data": out},
-            then=["run", out, "--task", "TASK.yaml", "--out", "study"],
+            then=["check", out, "--suggest"],
             result=report.as_json(),
         )
 

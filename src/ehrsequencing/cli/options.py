@@ -66,21 +66,35 @@ def read_study(config: Path | None, overrides: Sequence[str] | None, command: st
     return load_study(config, overrides or ())
 
 
+def places(config: Path | None) -> tuple[Path | None, Path | None]:
+    """The records and the output that a study file names; a path there is relative to its folder."""
+    from ehrsequencing.config.files import PLACES, read_yaml
+
+    named = {} if config is None else read_yaml(config)
+    data, out = (named.get(name) for name in PLACES)
+    folder = Path() if config is None else config.parent
+    return tuple(folder / one if isinstance(one, str) else None for one in (data, out))  # type: ignore[return-value]
+
+
 def open_run(
     folder: Path,
     study: "StudyConfig | None" = None,
     command: str = "",
     *,
     config: Path | None = None,
+    data: Path | None = None,
 ) -> "Run":
-    """Open a run, and print a line if somebody has changed its files.
+    """Open a run, and print a line if somebody has changed its files; `data` is looked at first.
 
     Raises:
-        EhrseqError: There is no run, or the settings of the study file `config` contradict it.
+        EhrseqError: There is no run or no data set, or the settings of the study file `config` contradict it.
     """
     from ehrsequencing.config import refuse_changes
     from ehrsequencing.prediction.run import Run
+    from ehrsequencing.records.meds import find_shards
 
+    if data is not None:
+        find_shards(data)
     run = Run(folder)
     if run.altered:
         changes = ", ".join(f"{name} {what}" for name, what in run.altered.items())

@@ -104,12 +104,13 @@ def predict(
     times = sum(found["prediction_times"].values())
     say(f"risks at {times:,} prediction times")
     result = {"prediction_times": times} | {name: found[name] for name in ("above", "drift")}
+    page = f"open {wrote['page']} in a browser"
     if "predictions" not in wrote:
         warn(f"there is no list. {unlike.verdict}")
-        finish(wrote=wrote, then=["drift", run, data], result=result)
+        finish(wrote=wrote, then=page, result=result)
         raise typer.Exit(REFUSED)
     say(unlike.verdict)
-    finish(wrote=wrote, then=["score", out, data, "--task", "TASK.yaml"], result=result)
+    finish(wrote=wrote, then=page, result=result)
 
 
 def drift(
@@ -131,7 +132,7 @@ def drift(
 
     study = read_study(config, overrides, "drift")
     refuse_idle({"--overwrite": overwrite}, "without --out", where="ehrseq drift", when=out is None)
-    opened = open_run(run, study, "drift", config=config)
+    opened = open_run(run, study, "drift", config=config, data=data)
     found = compare(
         opened,
         data,
@@ -148,8 +149,9 @@ def drift(
         training, here = one.texts
         mark = "  alarm" if one.is_alarm else ""
         say(f"  {_named(one.title, {}):<{CODE}} {training:>9} {here:>9}  {one.size:>4.0%}{mark}")
-    at = "index" if opened.task.index.which == "every" else "last"
-    then = ["predict", run, data, "--at", at]
+    then: list[object] | str = ["predict", run, data, "--at", opened.task.index.moment]
+    if found.is_alarm:
+        then = f"open {out} in a browser" if out else ["drift", run, data, "--out", "drift.html"]
     finish(wrote={"page": out}, then=then, result=found.as_json())
     if found.is_alarm:
         raise typer.Exit(REFUSED)
@@ -205,7 +207,7 @@ def explain(
         require_suffix(out, SUFFIXES, what="tables")
     days = None if horizon is None else days_of(horizon, where="--horizon")[0]
     study = read_study(config, overrides, "explain")
-    opened = open_run(run, study, "explain", config=config)
+    opened = open_run(run, study, "explain", config=config, data=data)
     question = Question.for_run(opened, cause=cause, horizon_days=days, recalibrated=recalibrate)
     with bar("explaining") as tick:
         records = NewRecords(question.run, data, study.data)
@@ -225,7 +227,8 @@ def explain(
         "rows": explanation.table.num_rows,
     }
     result |= {} if explanation.subjects is None else {"subjects": explanation.subjects}
-    finish(wrote={"table": out}, then=["predict", run, data, "--at", "last"], result=result)
+    then = ["predict", run, data, "--at", opened.task.index.moment]
+    finish(wrote={"table": out}, then=then, result=result)
 
 
 def _subject_lines(explanation: "Explanation", described: dict[str, str]) -> list[str]:
@@ -334,7 +337,7 @@ def explore(
     study = read_study(config, overrides, "explore")
     from ehrsequencing.api.run import TrainedRun
 
-    open_run(run, study, "explore", config=config)
+    open_run(run, study, "explore", config=config, data=data)
     explorer = TrainedRun(run).explore(
         data,
         out,

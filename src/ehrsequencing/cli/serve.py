@@ -102,7 +102,7 @@ def serve(
         seconds=timeout,
         stale_days=days_of(stale, where="--stale")[0],
     )
-    open_run(run)
+    open_run(run, data=data)
     started: list[str] = []
 
     def explorer(opened: "Run") -> str | None:

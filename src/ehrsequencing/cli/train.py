@@ -1,4 +1,4 @@
-"""`ehrseq train` and `ehrseq pretrain`."""
+"""`ehrseq train`, `ehrseq pretrain`, and `ehrseq update`, a run for another hospital."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -6,7 +6,15 @@ from typing import Annotated, Any
 import typer
 
 from ehrsequencing.cli.console import current, finish, note, say, shown, unfinished, warn
-from ehrsequencing.cli.options import Config, Overrides, Overwrite, read_study
+from ehrsequencing.cli.options import (
+    Config,
+    DataFolder,
+    Overrides,
+    Overwrite,
+    RunFolder,
+    open_run,
+    read_study,
+)
 from ehrsequencing.core.signals import keep_freed_memory
 
 
@@ -160,3 +168,36 @@ def pretrain(
         then=["train", prepared, "--init", out, "--out", "run"],
         result=results,
     )
+
+
+def update(
+    run: RunFolder,
+    data: DataFolder,
+    task: Annotated[
+        Path | None,
+        typer.Option("--task", help="The run's question by the codes of DATA; default: its own"),
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder of the new run")] = ...,  # type: ignore[assignment]
+    overwrite: Overwrite = False,
+) -> None:
+    """Update a run for another hospital: the level, level and slope, or the last layer.
+
+    A closed test chooses what the events allow to learn: the level from 10 people with the event, the slope from 50,
+    the network's last layer from 100. It may leave the run as it is.
+    """
+    opened = open_run(run, data=data)
+    from ehrsequencing.api.update import update as update_run
+
+    made = update_run(
+        opened.folder, data, out=out, task=task, overwrite=overwrite, progress=shown()
+    )
+    facts = made.manifest["update"]
+    judged = facts["judged"]
+    for cause in made.task.causes:
+        one = facts[cause]
+        say(f"{cause}: {one['method']} (tested against {one['tested_against']})")
+    say(f"on {judged['people']} people ({judged['how']}), before → after:")
+    for name in ("nll", *made.task.causes):
+        before, after = (judged[side][name] for side in ("before", "after"))
+        say(f"  {name}: {before} → {after}")
+    finish(wrote={"run": out}, then=["evaluate", out, "--data", data], result=facts)

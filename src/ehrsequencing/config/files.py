@@ -73,7 +73,8 @@ def load_study(
         EhrseqError: A setting is unknown, or its value is not allowed.
     """
     where = str(path) if path is not None else "settings"
-    data = read_settings(path, overrides)
+    data = _without_places(read_yaml(path)) if path is not None else {}
+    data = _overridden(data, overrides)
     given = data.get("evaluation") or {}
     if evaluation is not None and isinstance(given, dict):
         data = {**data, "evaluation": {**evaluation.model_dump(), **given}}
@@ -83,9 +84,27 @@ def load_study(
     return study.model_copy(update={"task": _located(study.task, path)})
 
 
+PLACES = (
+    "data",
+    "out",
+)  # of a study file, beside its settings: the folder of the records, and the output
+
+
+def _without_places(data: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a study file. `data` with a text names a folder, and with a mapping it is a section."""
+    return {
+        name: value
+        for name, value in data.items()
+        if not (name in PLACES and isinstance(value, str))
+    }
+
+
 def read_settings(path: Path | None, overrides: Iterable[str]) -> dict[str, Any]:
     """A YAML file's mapping with `key=value` overrides, `a.b=value` reaching into section `a`."""
-    data: dict[str, Any] = read_yaml(path) if path is not None else {}
+    return _overridden(read_yaml(path) if path is not None else {}, overrides)
+
+
+def _overridden(data: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
     for text in overrides:
         name, equals, value = text.partition("=")
         if not equals or not name.strip():

@@ -61,6 +61,8 @@ class TrainingConfig(Settings):
     # Share of the loss that comes from boosted visits and Cox, fitted out of fold, in place of the events; 0: none.
     distillation: float = Field(default=0.0, ge=0, lt=1)
     grid_bins: int = Field(default=20, ge=4, le=64)  # quantile bins of the horizon head
+    # where the network is trained: cpu, cuda or cuda:1; null: on the GPU where there is one
+    device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")] | None = None
 
 
 def _as_weights(value: object) -> object:

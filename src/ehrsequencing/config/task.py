@@ -46,6 +46,11 @@ class IndexConfig(Settings):
         return self
 
     @property
+    def moment(self) -> Literal["index", "last"]:
+        """When people are usually asked about: at their newest index, or at their last prediction time."""
+        return "index" if self.which == "every" else "last"
+
+    @property
     def words(self) -> str:
         """The index in words: `the first ICU_ADMISSION`."""
         if self.first_visit:

@@ -69,6 +69,7 @@ class External:
     drift: Drift  # beside the training people
     late: LateRows | None  # rows that were left out, long after all others
     made_of: dict[str, str]  # its rows
+    people: People  # what their records are like
 
 
 def read_external(
@@ -139,6 +140,7 @@ def read_external(
         compare(surveyed.part, run, end_us=end_us, parents=parents, limits=DriftConfig()),
         late=reader.late,
         made_of=made_of(records=surveyed.days.content),
+        people=surveyed.part,
     )
 
 

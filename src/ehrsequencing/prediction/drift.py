@@ -130,6 +130,20 @@ class Drift:
         """Whether something lies beyond its limit."""
         return any(one.is_alarm for one in self.differences or ())
 
+    @property
+    def is_less(self) -> bool:
+        """Whether all that lies beyond its limit are codes or rows that people have more rarely; risks follow."""
+        beyond = [
+            one
+            for one in self.differences or ()
+            if one.is_alarm and one.kind in MIX and not one.name.startswith("risk of ")
+        ]
+        counted = {"share", *(MEASURES[name] for name in ("rows", "visits", "codes"))}
+        return bool(beyond) and all(
+            {one.kind, one.name} & counted and (one.here or 0.0) < (one.training or 0.0)
+            for one in beyond
+        )
+
     def sentences(self, kinds: Mapping[str, str]) -> Iterator[str]:
         """What lies beyond its limit, one sentence a kind."""
         for kind, words in kinds.items():
@@ -145,7 +159,10 @@ class Drift:
             return f"Too few people to say: fewer than {FEWEST_PEOPLE}."
         text = "No alarm: these people are like the training people."
         if mix := "; ".join(self.sentences(MIX)):
-            text = f"Another mix of patients, and no sign of a broken feed: {mix}."
+            why = "Another mix of patients, and no sign of a broken feed"
+            if self.is_less:
+                why = "Another mix of patients, or a part of the feed is missing"
+            text = f"{why}: {mix}."
         if broken := "; ".join(self.sentences(BROKEN)):
             text = f"The feed looks broken: {broken}."
         if not self.is_cut:

@@ -38,6 +38,19 @@ _COLUMNS = pa.schema(
     ],
 )
 _MOMENT = ("kind", "index_time", "days_since_index")
+
+
+def columns_of_moment(
+    kind: Ints | None, index_us: Ints | None, prediction_us: Ints
+) -> dict[str, pa.Array]:
+    """What n prediction times are, as three columns: null where it is not known."""
+    columns = [pa.nulls(len(prediction_us)) for _ in _MOMENT]
+    if kind is not None and index_us is not None:
+        days = (prediction_us - index_us) / DAY_US
+        columns = [pa.array(KINDS).take(pa.array(kind)), pa.array(index_us), pa.array(days)]
+    return {n: c.cast(_COLUMNS.field(n).type) for n, c in zip(_MOMENT, columns, strict=True)}
+
+
 FORMULA_START = r"[=+@\t\r-]"  # of a cell that a spreadsheet would run
 BANDS = [("low", pa.float32()), ("high", pa.float32())]  # additional columns for an ensemble
 
@@ -109,11 +122,7 @@ class PredictionWriter:
         in `moment.KINDS` and its index.
         """
         subject_id, prediction_us, *known = times
-        moment = [pa.nulls(len(risk), _COLUMNS.field(name).type) for name in _MOMENT]
-        if known:
-            kind, index_us = known
-            days = (prediction_us - index_us) / DAY_US
-            moment = [pa.array(KINDS).take(pa.array(kind)), pa.array(index_us), pa.array(days)]
+        kind, index_us = known or (None, None)
         causes = pa.array(self.causes, pa.string())
         horizons = pa.array(self.horizons_days, pa.float64())
         columns = [
@@ -122,10 +131,7 @@ class PredictionWriter:
             causes.take(pa.array(cause)),
             horizons.take(pa.array(horizon)),
             pa.array(risk.astype(np.float32)),
-            *(
-                one.cast(_COLUMNS.field(name).type)
-                for name, one in zip(_MOMENT, moment, strict=True)
-            ),
+            *columns_of_moment(kind, index_us, prediction_us).values(),
             pa.array(np.full(len(risk), self.start_days)),
             *map(pa.array, bands),
         ]

@@ -28,8 +28,7 @@ from ehrsequencing.records.people import (
     quantiles,
     visits_a_year,
 )
-from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.records.timelines import TaskRecords
+from ehrsequencing.records.timelines import TaskRecords, Timelines
 from ehrsequencing.records.visits import make_record
 from ehrsequencing.records.vocabulary import Vocabulary
 
@@ -52,17 +51,23 @@ def write_reference(folder: Path) -> None:
         add_to_run(folder, REFERENCE, lambda path: write_json(path, reference))
 
 
-def write_people(folder: Path, prepared: Prepared) -> None:
-    """Add what the training people were like to a finished run, with the risks of its tuning people.
+def write_people(
+    folder: Path, counts: dict[str, Any], people: Timelines, asked: TaskRecords, *, end_us: int
+) -> None:
+    """Add what the training people were like to a finished run.
 
-    They are 129 quantiles of the first cause's risk by the main horizon, at each subject's newest index, at the newest
-    prediction time, and at all of them. A prepared set of an earlier version does not hold its people.
+    Args:
+        folder: The run.
+        counts: How many there are, and how many have each code, as of a prepared set's `people.json`.
+        people: Their visits.
+        asked: Of whom 129 quantiles are kept of the first cause's risk by the main horizon, at each subject's newest
+            index, at the newest prediction time, and at all of them: of a training, its tuning people.
+        end_us: The end of the data.
     """
     run = Run(folder)
-    if PEOPLE in run.manifest["files"] or not (prepared.folder / PEOPLE).is_file():
+    if PEOPLE in run.manifest["files"]:
         return
-    tuning = prepared.records(run.task.name, "tuning")
-    tuning = tuning.take(_some(len(tuning.timelines)))
+    tuning = asked.take(_some(len(asked.timelines)))
     risk = _risks(run, tuning)
     risk = risk[:, 0, risk.shape[2] // 2]
     subject, risks = tuning.rows.subject, dict[str, list[float]]()
@@ -71,7 +76,6 @@ def write_people(folder: Path, prepared: Prepared) -> None:
         knots = quantiles(risk[chosen], subject[chosen])
         if knots is not None:
             risks[at] = rounded(knots.tolist(), 5)
-    people = prepared.timelines("train")
     people = people.take(_some(len(people)))
     measured = measure(
         people.subject_offsets,
@@ -82,12 +86,10 @@ def write_people(folder: Path, prepared: Prepared) -> None:
         run.vocabulary.base[np.r_[people.codes, people.static_codes]].astype(np.int32),
     )
     rate = visits_a_year(measured["visits"], measured["history"])
-    dataset_end = prepared.manifest["dataset_end_us"] / DAY_US
-    measured["last_visit"] = dataset_end - measured["last_visit"]
+    measured["last_visit"] = end_us / DAY_US - measured["last_visit"]
     kept = {name: quantiles(values) for name, values in measured.items()}
     measures = {name: rounded(knots.tolist()) for name, knots in kept.items() if knots is not None}
-    found = read_json(prepared.folder / PEOPLE)
-    found |= {"measures": measures, "visits_a_year": rounded(rate), "risks": risks}
+    found = counts | {"measures": measures, "visits_a_year": rounded(rate), "risks": risks}
     add_to_run(folder, PEOPLE, lambda path: write_json(path, found))
 
 

@@ -42,6 +42,7 @@ if TYPE_CHECKING:  # what holds torch is imported with the model
 AUDIT = "audit.json"  # what `ehrseq audit` found
 METRICS = "metrics.json"  # what `ehrseq evaluate` found
 RECALIBRATION = "recalibration.json"  # what `ehrseq evaluate --recalibrate` fitted
+UPDATE = "update.json"  # of a run that `ehrseq update` made: intercept and slope of each cause
 _PATIENCE = 60.0  # seconds to wait for another command that adds a file to the run
 _FACTS = {"excluded": list, "fingerprint": str, "labels": str, "prepared": str, "vocabulary": str}
 
@@ -168,9 +169,12 @@ class Run:
         has_network = self.study.training.network
         alone = network(self.model, self.code_types) if has_network else None
         if self.has_trees:
-            return Blend.load(self.folder, self.vocabulary, alone)
+            alone = Blend.load(self.folder, self.vocabulary, alone)
         assert alone is not None
-        return alone
+        if UPDATE not in self.manifest["files"]:
+            return alone
+        fitted = read_json(self.folder / UPDATE)
+        return alone.recalibrated(np.array(fitted["intercept"]), np.array(fitted["slope"]))
 
     @property
     def blend(self) -> "Blend | None":
@@ -179,7 +183,8 @@ class Run:
         from ehrsequencing.predictors.predictor import Recalibrated
 
         predictor = self.predictor if self.has_trees else None
-        predictor = predictor.inner if isinstance(predictor, Recalibrated) else predictor
+        while isinstance(predictor, Recalibrated):
+            predictor = predictor.inner
         return predictor if isinstance(predictor, Blend) else None
 
     @property
@@ -254,8 +259,8 @@ class Run:
 
 def _fingerprint(manifest: Mapping[str, Any]) -> str:
     files = manifest["files"]
-    of_blend = [files[name] for name in (BLEND_FILE, ARRAYS_FILE) if name in files]
-    return digest([manifest.get("fingerprint"), files.get("model.safetensors"), *of_blend])
+    rest = [files[name] for name in (BLEND_FILE, ARRAYS_FILE, UPDATE) if name in files]
+    return digest([manifest.get("fingerprint"), files.get("model.safetensors"), *rest])
 
 
 def opened(run: Run | str | os.PathLike[str]) -> Run:

@@ -139,20 +139,26 @@ def _fit_cause(
         np.multiply(x[row, column], stretch[column], out=feature)
     offset = np.log(days[row, column]) + eta[row, column]
     own = np.stack([np.ones(len(events)), *(x[events, at] * stretches[:, at])])  # (F, events)
-    theta, hessian = _fit_hazards(features, offset, own.sum(axis=1))
+    theta, hessian = fit_hazards(features, offset, own.sum(axis=1))
     expected = features * np.exp(offset + theta @ features)
-    n = int(owner.max()) + 1
-    score = np.stack(
-        [
-            np.bincount(owner[row], seen, n) - np.bincount(owner[events], had, n)
-            for seen, had in zip(expected, own, strict=True)
-        ]
-    )
-    bread = _inverse(hessian)
+    score = scores_of_subjects(expected, row, own, events, owner)
+    bread = inverse(hessian)
     return theta, bread @ (score @ score.T) @ bread
 
 
-def _fit_hazards(features: Floats, offset: Floats, at_events: Floats) -> tuple[Floats, Floats]:
+def scores_of_subjects(
+    expected: Floats, row: Ints, own: Floats, events: Ints, owner: Ints
+) -> Floats:
+    """(F, S) gradient of each subject's NLL: features times expected events (F, cells), less those at events (F, m)."""
+    n = int(owner.max()) + 1
+    score = [
+        np.bincount(owner[row], seen, n) - np.bincount(owner[events], had, n)
+        for seen, had in zip(expected, own, strict=True)
+    ]
+    return np.reshape(score, (len(expected), n))
+
+
+def fit_hazards(features: Floats, offset: Floats, at_events: Floats) -> tuple[Floats, Floats]:
     """Maximum likelihood of θ in `log λ = offset + Σ_f θ_f x_f`: a piecewise-exponential model is a Poisson one.
 
         NLL(θ) = Σ_{cells} exp(offset + θ·x) − θ · Σ_{events} x
@@ -179,7 +185,7 @@ def _fit_hazards(features: Floats, offset: Floats, at_events: Floats) -> tuple[F
             expected = np.exp(offset + theta @ features)
             gradient = features @ expected - at_events
             hessian = (features * expected) @ features.T
-            step = -_inverse(hessian) @ gradient
+            step = -inverse(hessian) @ gradient
             size, before = 1.0, loss(theta)
             while not loss(theta + size * step) <= before and size > 1e-9:
                 size /= 2
@@ -189,6 +195,6 @@ def _fit_hazards(features: Floats, offset: Floats, at_events: Floats) -> tuple[F
     return theta, hessian
 
 
-def _inverse(hessian: Floats) -> Floats:
+def inverse(hessian: Floats) -> Floats:
     """Inverse of a symmetric matrix; zero along directions in which it is flat."""
     return np.asarray(np.linalg.pinv(hessian, rcond=_FLAT, hermitian=True))

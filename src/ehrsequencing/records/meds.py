@@ -116,7 +116,7 @@ def _import_of(source: Path) -> str | None:
             kind = "omop"
         elif {"patients.csv", "encounters.csv"} <= names:
             kind = "synthea"
-        elif any(name.endswith((".ndjson", ".json")) for name in names):
+        elif MANIFEST not in names and any(name.endswith((".ndjson", ".json")) for name in names):
             kind = "fhir"
     more = " --map map.yaml" if kind == "csv" else ""
     return f"make one with ehrseq import {kind} {source}{more} meds" if kind else None

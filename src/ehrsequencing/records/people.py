@@ -4,12 +4,13 @@ The same is kept of a run's training people and counted of new people, whose num
 """
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 
 from ehrsequencing.config import DAYS_PER_YEAR, VisitsConfig
 from ehrsequencing.core.arrays import Floats, Floats32, Ints, Ints32, hash_u64, offsets
-from ehrsequencing.core.disclosure import SMALLEST_COUNT
+from ehrsequencing.core.disclosure import SMALLEST_COUNT, shareable_count
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.encoding import MAX_AGE_YEARS
 from ehrsequencing.records.events import DAY_US, STATIC, Events
@@ -17,6 +18,7 @@ from ehrsequencing.records.scales import Sample, fit_scale
 from ehrsequencing.records.survey import CodeCounts
 from ehrsequencing.records.visits import make_record
 from ehrsequencing.records.vocabulary import Vocabulary
+from ehrsequencing.records.vocabulary_fit import carriers_to_keep
 
 PEOPLE = "people.json"  # of a prepared set and of a run: what their training people are like
 # what is measured of each person, and how it is printed
@@ -135,6 +137,17 @@ class People(CodeCounts):
         ):
             counts = np.bincount(of_code, weights=weights, minlength=len(events.codes)).tolist()
             counter.update(dict(zip(events.codes, counts, strict=True)))
+
+    def to_keep(self) -> dict[str, Any]:
+        """How many there are, and who has a code and a number of it, from 100 on: as `people.json`."""
+        return {
+            "people": shareable_count(self.total),
+            "codes": carriers_to_keep(
+                (code, n, self.judged[code])
+                for code, n in self.subjects.items()
+                if not self.excluded(code)
+            ),
+        }
 
     def measured(self, end_us: int) -> dict[str, tuple[Floats, Floats | None]]:
         """By measure: the values of a sample of people, and their `quantiles`."""

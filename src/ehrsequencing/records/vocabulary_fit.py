@@ -4,7 +4,7 @@ At least `vocabulary.min_subjects` training subjects have each thing in it: a co
 unknown token; numbers of a code, for its scale, bins and summaries (`scales.py`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from itertools import chain
 from typing import Any
@@ -241,14 +241,8 @@ class VocabularyFit:
     def carriers_to_keep(self) -> dict[str, Any]:
         """Content of `people.json`: training subjects, and those who have a code and a number of it, from 100 on."""
         counts = zip(self.number, self.subjects.tolist(), self.numbered.tolist(), strict=True)
-        kept = {
-            code: [
-                shareable_count(some if some >= FEWEST_CARRIERS else 0) for some in (n, numbered)
-            ]
-            for code, n, numbered in counts
-            if n >= FEWEST_CARRIERS and not self.excluded(code)
-        }
-        return {"people": shareable_count(self.people), "codes": dict(sorted(kept.items()))}
+        kept = carriers_to_keep(one for one in counts if not self.excluded(one[0]))
+        return {"people": shareable_count(self.people), "codes": kept}
 
     def known_share(self, vocabulary: Vocabulary) -> float | None:
         """Share of the training subjects' rows that have a token of their own, or an ancestor's; None without rows."""
@@ -256,6 +250,15 @@ class VocabularyFit:
         counted = np.where([self.excluded(c) for c in codes], 0, self.rows)
         known = ~vocabulary.is_unknown(vocabulary.ids(codes))
         return float(counted[known].sum() / counted.sum()) if counted.any() else None
+
+
+def carriers_to_keep(counts: Iterable[tuple[str, int, int]]) -> dict[str, list[int | str | None]]:
+    """Rounded counts of people with a code, and with a number of it, of codes that enough people have."""
+    return {
+        code: [shareable_count(some if some >= FEWEST_CARRIERS else 0) for some in (n, numbered)]
+        for code, n, numbered in sorted(counts)
+        if n >= FEWEST_CARRIERS
+    }
 
 
 def _or_pooled(values: Values, enough: int) -> Callable[[int], Scale]:

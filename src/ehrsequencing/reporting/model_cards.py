@@ -82,7 +82,7 @@ risk of each event by each horizon at every prediction time. {LIMITS}
 
 ## Training
 
-It was trained on the records of {_trained_on(metrics)} people.{size} {audited}
+It was trained on the records of {_trained_on(metrics)} people.{size} {audited}{_updated(run)}
 
 ## Accuracy
 
@@ -108,6 +108,22 @@ person's record may find out whether it was used. Ask those who are responsible 
 Ids, dates, predictions, results of single people, exact counts, the training history, checkpoints, paths, the name of \
 the data set, sites and dates of extraction are not in the folder.
 """
+
+
+def _updated(run: Run) -> str:
+    """What `ehrseq update` changed, where it did."""
+    facts = run.manifest.get("update")
+    if facts is None:
+        return ""
+    causes = "; ".join(
+        f"{cause}: {facts[cause]['method']}, slope {facts[cause]['slope']}, {facts[cause]['people_with_event']}"
+        " people with the event"
+        for cause in run.task.causes
+    )
+    return (
+        f" It was then updated for {facts['people']} people of another hospital, by a closed test ({causes})."
+        " Numbers below are of the run before."
+    )
 
 
 def _question(task: TaskConfig) -> str:

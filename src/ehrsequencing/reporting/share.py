@@ -44,7 +44,7 @@ from ehrsequencing.core.version import __version__
 from ehrsequencing.evaluation.results import read_result
 from ehrsequencing.models.base import CONFIG_FILE, WEIGHTS_FILE
 from ehrsequencing.prediction.reference import REFERENCE
-from ehrsequencing.prediction.run import Run, saved_audit
+from ehrsequencing.prediction.run import UPDATE, Run, saved_audit
 from ehrsequencing.records.outcomes import OUTCOMES_FILE
 from ehrsequencing.reporting.model_cards import (
     APPLIED_CARD,
@@ -86,6 +86,8 @@ def share_run(
         names += [BLEND_FILE, ARRAYS_FILE]
     if run.outcomes:
         names.append(OUTCOMES_FILE)
+    if UPDATE in run.manifest["files"]:
+        names.append(UPDATE)
     with complete_folder(out, SHARED_RUN, overwrite=overwrite) as folder:
         for name in names:
             write_bytes(folder / name, (run.folder / name).read_bytes())
@@ -139,7 +141,7 @@ def _manifest(run: Run, folder: Path) -> dict[str, Any]:
     vocabulary = run.vocabulary.digest
     own = digest([vocabulary, sha256(folder / WEIGHTS_FILE), sha256(folder / "config.yaml")])
     noted = run.manifest.get("import", {})  # its time zone would tell of the place
-    shared = run.manifest.keys() & {"excluded", "task", "parameters", "simulated"}
+    shared = run.manifest.keys() & {"excluded", "task", "parameters", "simulated", "update"}
     return {
         **SHARED_RUN.facts,
         "versions": {"ehrsequencing": __version__, "torch": torch.__version__},

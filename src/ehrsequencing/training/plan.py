@@ -19,7 +19,8 @@ from ehrsequencing.training.transfer import Pretrained, Transfer
 
 # training subjects with the event of interest; with fewer chance decides the weights
 FEWEST_EVENTS = 30
-SAVING = {"checkpoint_seconds"}  # settings that decide nothing of the model
+# settings that decide nothing of the model
+SAVING = {"checkpoint_seconds", "device"}
 
 
 @dataclass(frozen=True)

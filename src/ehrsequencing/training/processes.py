@@ -165,8 +165,19 @@ def _all_reduce(message: Tensor) -> None:
 READ_STEPS = 20  # steps between two looks at the losses on a GPU
 
 
-def training_device() -> torch.device:
-    """The GPU of this process where there is one, else the CPU."""
+def training_device(name: str | None = None) -> torch.device:
+    """The device of that name; None: the GPU of this process where there is one, else the CPU.
+
+    Raises:
+        EhrseqError: There is no such GPU.
+    """
+    if name is not None:
+        device = torch.device(name)
+        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            raise EhrseqError(
+                f"{name} is not there", where="training.device", fix="write cpu, or leave it out"
+            )
+        return device
     if torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")

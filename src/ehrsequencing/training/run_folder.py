@@ -85,6 +85,21 @@ def remove_unfinished(out: Path, kind: Kind) -> None:
             remove_folder(checkpoints)
 
 
+def refuse_foreign(out: Path) -> None:
+    """Refuse a folder for a new run that holds more than temporaries.
+
+    Raises:
+        EhrseqError: It does, or it is a file.
+    """
+    files = [path.relative_to(out) for path in out.rglob("*") if path.is_file()]
+    if out.is_file() or not all(any(map(is_temporary, (name, *name.parents))) for name in files):
+        raise EhrseqError(
+            "is not empty",
+            where=str(out),
+            fix="name another folder, or add --resume to go on with its run, or --overwrite to start again",
+        )
+
+
 class RunFolder:
     """Guards the output folder of one training run.
 
@@ -149,16 +164,7 @@ class RunFolder:
             require_format(noted, mark)
             self._require_own(noted, decided, was="was started with", fix=fix)
             return
-        files = [path for path in self.out.rglob("*") if path.is_file()]
-        if any(
-            not any(map(is_temporary, (path, *path.relative_to(self.out).parents)))
-            for path in files
-        ):
-            raise EhrseqError(
-                "is not empty",
-                where=str(self.out),
-                fix="name another folder, or add --resume to go on with its run, or --overwrite to start again",
-            )
+        refuse_foreign(self.out)
         write_json(mark, {**self.unfinished.facts, **self.identity, "made_of": self.settings})
 
     def _require_own(

@@ -76,7 +76,7 @@ class Trainer:
         self.started_from = None if plan.transfer is None else plan.transfer.start(self.model)
         if isinstance(self.model.outcomes, OutcomeHead):
             self.model.outcomes.set_bias(starting_outcome_hazards(self.config, plan.train))
-        self.model.to(training_device())
+        self.model.to(training_device(self.settings.device))
 
         # what it learns; losses are divided by what is expected in a full step, never by what this one has
         self.objective = HazardsObjective(

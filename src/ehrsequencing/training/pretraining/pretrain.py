@@ -111,7 +111,9 @@ class Pretrainer:
         torch.manual_seed(self.settings.seed)
         start = build_model(self.config)
         objectives = nn.ModuleDict({name: one(inputs) for name, one in classes.items()})
-        bundle = nn.ModuleDict({"model": start, "objectives": objectives}).to(training_device())
+        bundle = nn.ModuleDict({"model": start, "objectives": objectives}).to(
+            training_device(study.training.device)
+        )
         self.objective = PretrainingObjective(
             bundle,
             self.weights,

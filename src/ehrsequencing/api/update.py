@@ -1,0 +1,295 @@
+"""`update`: a run for another hospital, by the little that its events allow to learn."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from ehrsequencing.api.data import meds_folder, task_of
+from ehrsequencing.api.progress import stages
+from ehrsequencing.api.run import TrainedRun
+from ehrsequencing.config import TaskConfig
+from ehrsequencing.core.arrays import Bools, Floats, Ints
+from ehrsequencing.core.disclosure import rounded, shareable_count
+from ehrsequencing.core.elsewhere import answering
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.files import (
+    read_json,
+    refuse_overlap,
+    write_bytes,
+    write_json,
+    write_settings,
+)
+from ehrsequencing.core.outputs import (
+    HISTORY,
+    RUN,
+    complete_folder,
+    refuse_existing,
+    write_manifest,
+)
+from ehrsequencing.evaluation.external import External, read_external
+from ehrsequencing.prediction.reference import write_people, write_reference
+from ehrsequencing.prediction.run import UPDATE
+from ehrsequencing.predictors.network import states_of_rows
+from ehrsequencing.predictors.recalibration import FEWEST, fit_recalibration
+from ehrsequencing.predictors.update import (
+    DIRECTIONS,
+    CauseUpdate,
+    Labels,
+    fit_update,
+    largest_allowed,
+)
+from ehrsequencing.records.hazards import exposure, horizon_nll
+
+SMALL = 300  # people, below which before and after are cross-fitted
+THIRDS = 3
+SMALLEST_WEIGHT = 0.05  # of a network in a blend, for its layer to be refitted
+
+
+@answering
+def update(
+    run: str | os.PathLike[str],
+    data: Any,
+    *,
+    out: str | os.PathLike[str],
+    task: Any = None,
+    overwrite: bool = False,
+    progress: bool = True,
+    say: Callable[[str], None] = lambda _: None,
+) -> TrainedRun:
+    """Update a run for the people of another hospital: nothing, the level, level and slope, or the last layer too.
+
+    A closed test chooses for each cause (`predictors/update.py`), at the landmarks. The level needs 10 people with the
+    event, the slope 50, the layer 100; estimates are shrunk. The weights of a blend stay. A run without a network, and
+    an ensemble, have no layer that is refitted.
+
+    Args:
+        run: The run, or a shared copy of one.
+        data: A folder of MEDS data of the other hospital, or a frame of MEDS rows.
+        out: Folder of the new run.
+        task: The same question by the codes of the other hospital; default: the run's task.
+        overwrite: Whether an earlier run there that nobody has changed is replaced.
+        progress: Whether to show the stages.
+        say: Called with what was chosen for each cause.
+
+    Returns:
+        The new run. `manifest["update"]` has what was chosen and why, and numbers before and after: on a third of the
+        people that the update had not seen, or cross-fitted below 300 people. What is written is fitted on all.
+
+    Raises:
+        EhrseqError: Fewer than 10 people have the event of interest, or run, task or data cannot be used.
+
+    Example:
+        >>> import ehrsequencing as eh
+        >>> here = eh.update("runs/hf", "meds/", out="runs/here", progress=False)
+        >>> here.manifest["update"]["hf"]["method"] in ("none", "level", "level and slope", "last layer")
+        True
+    """
+    opened, folder = TrainedRun(os.fspath(run)), Path(out)
+    refuse_existing(folder, RUN, overwrite=overwrite)
+    if opened.is_visit_head or opened.task.outcomes is not None:
+        raise EhrseqError(
+            "answers for visits or for every outcome, and is not updated",
+            where=str(opened.folder),
+            fix="name a run of the horizon head with the task's causes alone",
+        )
+    if task is not None:
+        _take_task(opened, task_of(task))
+    with meds_folder(data) as source, stages("updating", show=progress) as stage:
+        refuse_overlap(folder, source, opened.folder)
+        external = read_external(opened, source, progress=stage)
+        stage("predicting")
+        here = _Local(opened, external)
+        people = [here.labels.people(e) for e in range(len(here.causes))]
+        if people[0] < FEWEST:
+            raise EhrseqError(
+                f"fewer than {FEWEST} people have {here.causes[0]} after a landmark",
+                where=str(data) if isinstance(data, str | os.PathLike) else "data",
+                fix="collect more follow-up; until then judge the run with ehrseq evaluate --data",
+            )
+        stage("choosing the update")
+        largest = [largest_allowed(n, with_layer=here.can_refit[e]) for e, n in enumerate(people)]
+        everybody = np.ones(len(here.labels.cause), dtype=bool)
+        chosen = here.fitted(everybody, largest)
+        facts = _facts(here, chosen, people, here.before_and_after(largest))
+        for cause in here.causes:
+            say(f"{cause}: {facts[cause]['method']}")
+        _write(opened, folder, here, chosen, facts, overwrite=overwrite)
+    write_reference(folder)
+    records = external.population.records
+    end_us = external.population.dataset_end_us
+    write_people(folder, external.people.to_keep(), records.timelines, records, end_us=end_us)
+    return TrainedRun(folder)
+
+
+def _take_task(run: TrainedRun, task: TaskConfig) -> None:
+    """Ask the run another hospital's form of its question.
+
+    Raises:
+        EhrseqError: It has other causes or horizons.
+    """
+    for name in ("causes", "horizons"):
+        if getattr(task, name) != getattr(run.task, name):
+            raise EhrseqError(
+                f"has other {name} than the run, which has {getattr(run.task, name)}",
+                where=f"task {task.name}",
+                fix="change index, codes and end of follow-up alone",
+            )
+    run.task = task.model_copy(update={"name": run.task.name})
+    run.study = run.study.model_copy(update={"task": run.task})
+    run.manifest["excluded"] = [*run.manifest["excluded"], *(task.censoring.code or ())]
+
+
+class _Local:
+    """The run's log-hazards and what happened, at the landmarks of the other hospital's people."""
+
+    def __init__(self, run: TrainedRun, external: External) -> None:
+        records, self.run, self.causes = external.population.records, run, run.task.causes
+        rows, predictor = records.rows, run.predictor
+        at_landmark = np.any([rows.at_landmark(days) for days in run.task.landmarks], axis=0)
+        chosen = np.flatnonzero(at_landmark & ~np.isnan(rows.duration_days))
+        self.edges_days = predictor.edges_days
+        self.eta = np.log(predictor.all_hazards(records)[chosen])
+        self.labels = Labels(
+            np.asarray(rows.duration_days[chosen]),
+            rows.cause[chosen],
+            rows.entry_days[chosen],
+            rows.subject[chosen],
+        )
+        blend, training = run.blend, run.study.training
+        self.weight = np.ones(len(self.causes)) if blend is None else blend.weights.value[:, 0]
+        has_layer = training.network and training.members == 1 and len(chosen) > DIRECTIONS
+        self.can_refit = has_layer & (self.weight >= SMALLEST_WEIGHT)
+        self.hidden, self.mean, self.axes = np.zeros((len(chosen), 0)), np.zeros(0), np.zeros(0)
+        if has_layer:
+            inputs = _last_inputs(run, external)[chosen]
+            self.mean = inputs.mean(axis=0)
+            _, size, axes = np.linalg.svd(inputs - self.mean, full_matrices=False)
+            scale = size[:DIRECTIONS, None] / np.sqrt(len(chosen))
+            self.axes = axes[:DIRECTIONS] / np.where(scale > 1e-6, scale, np.inf)
+            self.hidden = (inputs - self.mean) @ self.axes.T
+
+    def fitted(self, seen: Bools, largest: Sequence[int]) -> list[CauseUpdate]:
+        """The update of each cause, fitted on some rows."""
+        labels = self.labels.take(seen)
+        return [
+            fit_update(
+                self.eta[seen, e],
+                self.edges_days,
+                labels,
+                cause=e,
+                hidden=self.hidden[seen],
+                largest=most,
+            )
+            for e, most in enumerate(largest)
+        ]
+
+    def before_and_after(self, largest: Sequence[int]) -> dict[str, Any]:
+        """Measures on people whom the update had not seen: on a third, or cross-fitted where they are few."""
+        people: Ints = np.unique(self.labels.subject, return_inverse=True)[1]
+        third = np.random.default_rng(0).permutation(int(people.max()) + 1)[people] % THIRDS
+        folds = range(1 if people.max() + 1 >= SMALL else THIRDS)
+        after = self.eta.copy()
+        for fold in folds:
+            for e, one in enumerate(self.fitted(third != fold, largest)):
+                after[third == fold, e] = one.applied(self.eta[:, e], self.hidden)[third == fold]
+        judged = third < len(folds)
+        people_judged = shareable_count(len(np.unique(people[judged])))
+        how = "cross-fitted" if len(folds) > 1 else "held-out third"
+        sides = {"before": self.eta[judged], "after": after[judged]}
+        measured = {side: self._measured(eta, judged) for side, eta in sides.items()}
+        return {"people": people_judged, "how": how, **measured}
+
+    def _measured(self, eta: Floats, judged: Bools) -> dict[str, Any]:
+        """NLL of a prediction time; of each cause O/E and calibration slope, None of fewer than 11 people."""
+        labels, hazards = self.labels.take(judged), np.exp(eta)
+        named = {name: getattr(labels, name) for name in ("duration_days", "cause", "entry_days")}
+        nll = float(horizon_nll(hazards, self.edges_days, **named).mean())
+        fitted = fit_recalibration(eta, self.edges_days, subject=labels.subject, **named)
+        days = exposure(self.edges_days, labels.entry_days, labels.duration_days)
+        found: dict[str, Any] = {"nll": rounded(nll)}
+        for e, cause in enumerate(self.causes):
+            ratio = float((labels.cause == e + 1).sum() / (hazards[:, e] * days).sum())
+            enough = labels.people(e) > FEWEST
+            slope = float(fitted.slope[e, 0])
+            found[cause] = {"oe": rounded(ratio), "slope": rounded(slope)} if enough else None
+        return found
+
+
+def _last_inputs(run: TrainedRun, external: External) -> Floats:
+    """(R, d) what the last layer of the network reads."""
+    head: Any = run.model.head
+    with torch.no_grad():
+        z = states_of_rows(run.model, external.population.records, code_types=run.code_types)[0]
+        return F.gelu(head.W1(head.norm(z))).double().numpy()
+
+
+def _facts(
+    here: _Local, chosen: Sequence[CauseUpdate], people: Sequence[int], judged: dict[str, Any]
+) -> dict[str, Any]:
+    """What the manifest and the card say; everything in it may be shared."""
+    of_causes = {
+        cause: {
+            "method": one.method,
+            "tested_against": one.largest,
+            "p": {name: rounded(p) for name, p in one.p.items()},
+            "shrinkage": rounded(one.shrinkage),
+            "level": rounded(one.level),
+            "slope": rounded(one.slope),
+            "people_with_event": shareable_count(n),
+        }
+        for cause, one, n in zip(here.causes, chosen, people, strict=True)
+    }
+    n = shareable_count(len(np.unique(here.labels.subject)))
+    return {**of_causes, "people": n, "of": here.run.fingerprint, "judged": judged}
+
+
+def _move_layer(here: _Local, chosen: Sequence[CauseUpdate], slope: Floats) -> None:
+    """Change the last layer so that the whole has δ · u more; a blend's weight and the slope are divided out."""
+    layer, bins = here.run.model.head.W2, len(here.edges_days) + 1
+    with torch.no_grad():
+        for e, one in enumerate(chosen):
+            if one.direction is not None:
+                along = one.direction @ here.axes[: len(one.direction)]
+                along /= slope[e] * here.weight[e]
+                rows = slice(e * bins, (e + 1) * bins)
+                layer.weight[rows] += torch.from_numpy(along).float()
+                layer.bias[rows] -= float(along @ here.mean)
+
+
+def _write(
+    run: TrainedRun,
+    out: Path,
+    here: _Local,
+    chosen: Sequence[CauseUpdate],
+    facts: dict[str, Any],
+    *,
+    overwrite: bool,
+) -> None:
+    """Copy what prediction needs of the run, with the update."""
+    manifest = {k: v for k, v in run.manifest.items() if k not in ("files", "required", "writing")}
+    required = run.manifest.get("required", list(run.manifest["files"]))
+    history = [HISTORY] if HISTORY in run.manifest["files"] and HISTORY not in run.altered else []
+    earlier = {"intercept": np.zeros(len(chosen)), "slope": np.ones(len(chosen))}
+    if UPDATE in run.manifest["files"]:
+        earlier = {name: np.array(one) for name, one in read_json(run.folder / UPDATE).items()}
+    a, b = (np.array([getattr(one, name) for one in chosen]) for name in ("intercept", "slope"))
+    slope = b * earlier["slope"]
+    fitted = {"intercept": (a + b * earlier["intercept"]).tolist(), "slope": slope.tolist()}
+    with complete_folder(out, RUN, overwrite=overwrite) as folder:
+        for name in (*required, *history):
+            write_bytes(folder / name, (run.folder / name).read_bytes())
+        write_settings(folder / "config.yaml", run.study)
+        if any(one.direction is not None for one in chosen):
+            _move_layer(here, chosen, slope)
+            run.model.save_pretrained(folder)
+        write_json(folder / UPDATE, fitted)
+        write_manifest(
+            folder,
+            {**manifest, **RUN.facts, "update": facts},
+            required=sorted({*required, UPDATE}),
+        )
