@@ -15,7 +15,6 @@ from ehrsequencing.config import EvaluationConfig, OutcomesConfig, StudyConfig, 
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json
 from ehrsequencing.evaluation.outcome_table import OutcomeRows, evaluate_outcomes
-from ehrsequencing.evaluation.repeated_splits import split_study
 from ehrsequencing.models.outcomes import OutcomeHead
 from ehrsequencing.models.risks import cumulative_incidence
 from ehrsequencing.prediction.predict_outcomes import predict_outcomes
@@ -84,11 +83,6 @@ def test_a_run_with_outcomes_can_start_one_without(
         assert isinstance(head, OutcomeHead)
     assert torch.equal(again.model.outcomes.bias, fresh.model.outcomes.bias)
     assert not torch.equal(again.model.outcomes.vectors.weight, source.model.outcomes.vectors.weight)
-
-
-def test_splits_decide_outcomes_anew(outcome_run: Path) -> None:
-    assert Run(outcome_run).model.config.outcomes > 0
-    assert split_study(Run(outcome_run).study, seed=5).model.outcomes == 0
 
 
 def test_an_interrupted_run_ends_with_the_same_bytes(
