@@ -170,10 +170,9 @@ def clock(places: Sequence[Mapping[str, Any]]) -> Figure | None:
 def _smooth(row: SmoothRow[int | str]) -> Curve:
     """The curve where its band is defined."""
     points = zip(row["predicted"], row["observed"], row["low"], row["high"], strict=True)
-    known = [
-        (x, y, low, high) for x, y, low, high in points if low is not None and high is not None
-    ]
-    x, y, low, high = _columns(known, 4)
+    x, y, low, high = _columns(
+        [(x, y, low, high) for x, y, low, high in points if low is not None and high is not None], 4
+    )
     return Curve(0, row["model"], x, y, low, high)
 
 
@@ -229,10 +228,9 @@ def _net_benefit(row: DecisionRow[int | str], kind: int) -> Curve:
     x, y = _columns([(x, y) for x, y in points if y is not None], 2)
     if row["low"] is None or row["high"] is None:
         return Curve(kind, row["model"], x, y)
-    band = zip(row["low"], row["high"], strict=True)
-    known = [(low, high) for low, high in band if low is not None and high is not None]
-    ends = _columns(known, 2)
-    return Curve(kind, row["model"], x, y, ends[0], ends[1])
+    ends = zip(row["low"], row["high"], strict=True)
+    low, high = _columns([(a, b) for a, b in ends if a is not None and b is not None], 2)
+    return Curve(kind, row["model"], x, y, low, high)
 
 
 def _best_range(
