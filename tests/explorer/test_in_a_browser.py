@@ -102,6 +102,34 @@ def test_labels_do_not_collide(open_page: Opener, explorer_page: str) -> None:
         shown.keyboard.press("j")
 
 
+STRUCK = """() => {
+  const figure = document.querySelector("#timeline svg"), box = (one) => one.getBoundingClientRect();
+  const rows = [...figure.querySelectorAll("line.grid")].map(box);
+  const columns = [...figure.querySelectorAll("line.happened, line.ended, line.now")].map(box);
+  const inside = (low, at, high) => low + 1 < at && at < high - 1;
+  const texts = [...figure.querySelectorAll("text.muted, text.value")].map((one) => [one, box(one)]);
+  return texts.filter(([one, b]) =>
+    columns.some((line) => inside(b.left, line.left, b.right) && line.top < b.bottom)
+    || (one.matches(".muted") && rows.some((line) => inside(b.top, line.top, b.bottom))))
+    .map(([one]) => one.textContent);
+}"""
+
+
+@pytest.mark.parametrize("width", [390, 1400])
+def test_the_timeline_is_whole_and_no_line_goes_through_its_words(
+    width: int, open_page: Opener, explorer_page: str
+) -> None:
+    shown, futures = open_page(explorer_page, width=width), 0
+    for _ in range(8):
+        for key in ["ArrowLeft"] * 4:
+            shown.keyboard.press(key)
+            assert shown.evaluate(STRUCK) == []
+            futures += shown.locator("#timeline text.muted", has_text="the future").count()
+        assert shown.evaluate("document.querySelector('#timeline svg').getBoundingClientRect().right") <= width
+        shown.keyboard.press("j")
+    assert futures
+
+
 # ---- slow: everything else ----------------------------------------------------------------------------------------
 
 

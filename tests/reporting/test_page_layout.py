@@ -108,6 +108,11 @@ def test_nothing_overlaps_on_paper_and_the_answer_begins_on_the_first_page(
     pages = pieces_of_text(tab.pdf(format=paper, prefer_css_page_size=False))
     assert len(pages) <= 8
     assert pages[0] > 0.3 * max(pages)
+    whole = tab.content()
+    tab.set_content(re.sub(r"@page \{.*\}", "", whole))  # without the line at the foot of each page
+    bare = pieces_of_text(tab.pdf(format=paper, prefer_css_page_size=False))
+    assert "counter(page)" in whole
+    assert sum(pages) > sum(bare) + len(pages)
     assert pages[-1] > 0.02 * max(pages)
 
 

@@ -1,7 +1,7 @@
 """`update`: a run for another hospital, by the little that its events allow to learn."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,6 @@ def update(
     task: Any = None,
     overwrite: bool = False,
     progress: bool = True,
-    say: Callable[[str], None] = lambda _: None,
 ) -> TrainedRun:
     """Update a run for the people of another hospital: nothing, the level, level and slope, or the last layer too.
 
@@ -74,7 +73,6 @@ def update(
         task: The same question by the codes of the other hospital; default: the run's task.
         overwrite: Whether an earlier run there that nobody has changed is replaced.
         progress: Whether to show the stages.
-        say: Called with what was chosen for each cause.
 
     Returns:
         The new run. `manifest["update"]` has what was chosen and why, and numbers before and after: on a third of the
@@ -116,8 +114,6 @@ def update(
         everybody = np.ones(len(here.labels.cause), dtype=bool)
         chosen = here.fitted(everybody, largest)
         facts = _facts(here, chosen, people, here.before_and_after(largest))
-        for cause in here.causes:
-            say(f"{cause}: {facts[cause]['method']}")
         _write(opened, folder, here, chosen, facts, overwrite=overwrite)
     write_reference(folder)
     records = external.population.records

@@ -192,7 +192,7 @@ function drawHistogram() {
     return mark("rect", { ...box, class: isOut ? "bar unknown" : "bar" }, mark("title", {}, `${percent(bin[0])} to ${percent(bin[1])}: ${people(bin[2])}`));
   });
   const marks = [0.001, 0.01, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1].filter((tick) => Math.sqrt(tick) <= most);
-  const roomy = marks.filter((tick, k) => !k || x(tick) - x(marks[k - 1]) > 24);
+  const roomy = marks.reduce((shown, tick) => (shown.length && x(tick) - x(shown.at(-1)) < 28 ? shown : [...shown, tick]), []);
   const axis = [line(left, base, right, base, "axis"), roomy.map((tick) => [line(x(tick), base, x(tick), base + 4, "axis"), words(x(tick), base + 16, percent(tick), "mid")])];
   const own = state.patient >= 0 ? riskNow(state.patient) : NaN;
   const here = Number.isNaN(own) ? [] : [line(x(own), top - 8, x(own), base, "now"), words(x(own), top - 2, "▾", "mid strong")];
@@ -299,7 +299,7 @@ function calibrationGroups() {
 }
 
 function drawCalibration() {
-  const groups = calibrationGroups(), size = { width: 360, height: 176 }, [left, right, top, base] = [46, 338, 8, 136];
+  const groups = calibrationGroups(), size = { width: 360, height: 176 }, [left, right, top, base] = [58, 338, 8, 136];
   const note = state.moment === 0 ? ` They are compared at the first prediction: who is seen last depends on what happened.` : "";
   byId("calibration-note").textContent = (groups.length ? "Each point is a group of patients; on the line, as many had the event as predicted."
     : `Hidden: fewer than ${about.smallest} of these patients had the event, or fewer than ${about.smallest} had not.`) + note;

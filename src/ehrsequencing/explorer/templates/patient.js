@@ -94,25 +94,30 @@ function drawTimeline() {
   const outcome = data.cause[row] === about.not_known ? null : { day: dayOf(data.end_day[row]), cause: data.cause[row] };
   const days = [...times.map((time) => time[0]), ...visits.map((visit) => visit.day), outcome?.day ?? 0];
   const first = Math.min(...days.slice(0, 1), 0), last = Math.max(reduceMost(days), 1), lanes = lanesOf(visits), labs = labsOf(visits);
-  const [left, right, head, plot] = [130, 850, 40, 124], base = head + plot;
+  const isNarrow = innerWidth <= 700, width = isNarrow ? 390 : 900, names = isNarrow ? 17 : 24; // letters of a lane's name
+  const [left, right, head, plot] = [isNarrow ? 124 : 168, width - 50, 52, 124], base = head + plot;
   const height = base + 12 + lanes.length * LANE + labs.length * LAB + 44, floor = height - 40;
   const x = scale(first, last, left, right), top = Math.min(1, 1.15 * reduceMost(times.map((time) => time[1]))) || 0.01, y = scale(0, top, base, head);
   const past = times.slice(0, state.time + 1), future = times.slice(state.time);
+  // a number stands right of its point, and right of a line that would go through it
+  const lines = [x(now), ...(outcome ? [x(outcome.day)] : [])].sort((a, b) => a - b);
+  const beside = (at, text) => lines.reduce((from, place) => (from < place + 4 && from + 7 * text.length > place ? place + 4 : from), at + 6);
+  const frame = { x, now, left, right, names, beside };
   const picture = show("timeline", {
-    width: 900, height, columns: ["day", "what", "value"], rows: () => timelineRows(times, visits, outcome),
+    width, height, columns: ["day", "what", "value"], rows: () => timelineRows(times, visits, outcome),
     sentence: timelineSentence(times, visits, outcome), marks: [
-      mark("rect", { x: x(now), y: head, width: Math.max(0, right - x(now)), height: floor - head, class: "future" }),
-      right - x(now) > 150 && words((x(now) + right) / 2, head + 13, "the future: not used", "mid muted"),
+      mark("rect", { x: x(now), y: head - 32, width: Math.max(0, right - x(now)), height: floor - head + 32, class: "future" }),
+      right - x(now) > 130 && words(x(now) + 6, head - 20, "the future: not used", "muted"),
       riskAxis(y, top, left, right), words(left, 12, `risk of ${shortened(about.causes[state.cause], 30)} within ${horizonWords()}`, "strong"),
       polyline(stepsOf(future), x, y, "later"), polyline(stepsOf(past), x, y, ""),
       times.map(([day, risk], k) => mark("circle", { cx: x(day), cy: y(risk), r: k === state.time ? 5 : 2.6, class: k === state.time ? "m0 chosen" : k > state.time ? "m0 later" : "m0" })),
-      struckTrajectory(x, y, start), lanes.map((lane, k) => drawnLane(lane, x, base + 12 + (k + 0.5) * LANE, now, left, right)),
-      labs.map((lab, k) => drawnLab(lab, x, base + 12 + lanes.length * LANE + k * LAB, now, left, right)),
+      struckTrajectory(x, y, start), lanes.map((lane, k) => drawnLane(lane, base + 12 + (k + 0.5) * LANE, frame)),
+      labs.map((lab, k) => drawnLab(lab, base + 12 + lanes.length * LANE + k * LAB, frame)),
       happened(outcome, x, head, floor, left, right), line(x(now), head - 4, x(now), floor, "now"), dayAxis(x, first, last, floor, "since the first visit"),
     ],
   });
   picture.addEventListener("click", (event) => {
-    const box = picture.getBoundingClientRect(), at = ((event.clientX - box.left) / box.width) * 900;
+    const box = picture.getBoundingClientRect(), at = ((event.clientX - box.left) / box.width) * width;
     selectTime(nearest(times.map((time) => Math.abs(x(time[0]) - at))));
   });
 }
@@ -126,25 +131,25 @@ function ticksOf(days, x, y, style) {
   return mark("path", { d: seen.map((at) => `M${at} ${y - 5}v10`).join(""), class: `tick ${style}` });
 }
 
-function drawnLane([kind, marks], x, y, now, left, right) {
+function drawnLane([kind, marks], y, { x, now, left, right, names }) {
   const at = (wanted) => marks.filter(([day, , isNew]) => wanted(day, isNew)).map(([day]) => day);
   const known = (day) => day <= now + 0.005;
   const newest = marks.filter(([day]) => known(day)).at(-1);
-  return mark("g", {}, line(left, y, right, y, "grid"), words(left - 8, y + 4, shortened(kind, 16), "end"),
+  return mark("g", {}, line(left, y, right, y, "grid"), words(left - 8, y + 4, shortened(kind, names), "end"),
     ticksOf(at((day, isNew) => known(day) && !isNew), x, y, "again"), ticksOf(at((day, isNew) => known(day) && isNew), x, y, "seen"),
     ticksOf(at((day) => !known(day)), x, y, "later"),
     newest && mark("title", {}, `${kind}, newest on day ${Math.round(newest[0])}: ${shortened(newest[1].join(", "), 200)}`));
 }
 
 /** A code's numbers as a line, and the newest of them, with its unit, in words. */
-function drawnLab([code, values], x, top, now, left, right) {
+function drawnLab([code, values], top, { x, now, left, right, names, beside }) {
   const numbers = values.map((pair) => pair[1]), low = Math.min(...numbers.slice(0, 5000)), high = Math.max(...numbers.slice(0, 5000));
   const y = scale(low, high, top + LAB - 6, top + 5), past = values.filter(([day]) => day <= now + 0.005), newest = past.at(-1);
-  const { words: name, unit } = about.codes[code];
-  return mark("g", {}, line(left, top + LAB - 2, right, top + LAB - 2, "grid"), words(left - 8, top + LAB / 2 + 4, shortened(name, 16), "end"),
+  const { words: name, unit } = about.codes[code], text = newest ? valueText(newest[1], unit) : "";
+  return mark("g", {}, line(left, top + LAB - 2, right, top + LAB - 2, "grid"), words(left - 8, top + LAB / 2 + 4, shortened(name, names), "end"),
     polyline(values.filter(([day]) => day >= (newest?.[0] ?? -1)), x, y, "lab later"), polyline(past, x, y, "lab"),
     past.slice(-60).map(([day, value]) => mark("circle", { cx: x(day), cy: y(value), r: 1.8, class: "lab-dot" })),
-    newest && words(Math.min(x(newest[0]) + 6, right + 8), y(newest[1]) + 4, valueText(newest[1], unit), "value"),
+    newest && words(beside(x(newest[0]), text), y(newest[1]) + 4, text, "value"),
     mark("title", {}, `${name}: ${past.length} values, from ${valueText(low, unit)} to ${valueText(high, unit)}`));
 }
 
