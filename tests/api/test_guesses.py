@@ -52,7 +52,7 @@ TOLD = {
     "eh.fit(prepared, out='r1', freeze_encoder=True, betas=(0.9, 0.99))": r"init=.*learning_rate= and",
     "eh.prepare('meds', 'task.yaml', out='p1', tokenizer=None)": r"makes the vocabulary",
     "eh.prepare('meds', 'task.yaml', out='p1', min_count=5, test_size=0.2)": r"min_subjects.*splits=",
-    "eh.evaluate(run, horizons=['1y'], se_fit=True)": r"horizons of its task; bootstrap",
+    "eh.evaluate(run, horizons=['1y'], se_fit=True)": r"horizons of its task; use bootstrap",
     "eh.evaluate(run, test_data='meds')": r"use data",
     "eh.compare_risks({'a': [0.1]}, [1], [1], times=[1], cens_model='cox', B=9)": r"use horizon.*Kaplan–Meier; bootstrap",
     "eh.EHRSurvival(n_estimators=10)": r"EHRSurvival: unknown argument 'n_estimators'",
