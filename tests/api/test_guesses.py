@@ -185,7 +185,7 @@ ELSEWHERE = {
         "predict_cif": "run.predict(",
         "predict_hazard": "run.predict(",
         "coefficients": "run.cox(",
-        "hazards_": "hazard_ratios",
+        "hazards_": "run.cox(",
         "partial_dependence": "run.plot_effect(",
         "plot_partial_effects_on_outcome": "run.plot_effect(",
         "calibration_curve": "evaluation.calibration(",

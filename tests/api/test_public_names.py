@@ -49,7 +49,7 @@ OF_AN_EVALUATION = (
     "subgroups",
     "table1",
 )
-OF_A_RUN = ("predict", "explain", "attention", "plot_risk", "hazard_ratios", "cox")
+OF_A_RUN = ("predict", "explain", "attention", "plot_risk", "cox")
 
 
 def test_dir_shows_the_public_names_and_nothing_else() -> None:
