@@ -97,7 +97,7 @@ def everything(docs: Path) -> None:
     """Write all generated files into `_generated`, those of the gallery only where a notebook has changed."""
     out = docs / "_generated"
     out.mkdir(exist_ok=True)
-    written = {"api.md": api_page(), "settings.md": settings_page()}
+    written = {**api_pages(), "settings.md": settings_page()}
     gallery = list(executed(docs.parent / "examples", out / "gallery"))
     written["gallery-index.md"] = gallery_index(gallery)
     for name, text in written.items():
@@ -111,30 +111,29 @@ def everything(docs: Path) -> None:
 # ---- the API -----------------------------------------------------------------------------------------------------
 
 
-def api_page() -> str:
-    """All public names, by what one does with them; a name that no group lists is an error."""
+def api_pages() -> dict[str, str]:
+    """A page for each group of public names, and one that lists them; a name that no group lists is an error."""
     listed = {name for names in API.values() for name in names}
     missing = set(ehrsequencing.__all__) - listed - {"__version__", "metrics", "nn"}
     if missing:
         raise RuntimeError(f"docs/generate.py lists no group for {', '.join(sorted(missing))}")
-    lines = [
-        "# Python API",
-        "",
-        "`import ehrsequencing as eh` gives these names; [Python](../python.md) shows them",
+    groups = {title: [f"ehrsequencing.{name}" for name in names] for title, names in API.items()}
+    groups["Classes behind these names"] = [
+        f"{one.__module__}.{one.__qualname__}" for one in BEHIND
     ]
-    lines += ["in use.", ""]
-    for title, names in API.items():
-        lines += [f"## {title}", "", *_directives([f"ehrsequencing.{name}" for name in names])]
-    lines += ["## Classes behind these names", ""]
-    lines += _directives([f"{kind.__module__}.{kind.__qualname__}" for kind in BEHIND])
-    lines += [
-        "## Metrics",
-        "",
-        "Plain arrays in, a number out. [Metrics](../metrics.md) has the definitions.",
-        "",
-    ]
-    lines += _directives([f"ehrsequencing.metrics.{name}" for name in metrics.__all__])
-    return "\n".join(lines)
+    groups["Metrics"] = [f"ehrsequencing.metrics.{name}" for name in metrics.__all__]
+    pages, lines = {}, ["# Python API", ""]
+    lines += ["`import ehrsequencing as eh` gives these names; [Python](../python.md) shows them"]
+    lines += ["in use.", "", "| page | names |", "|---|---|"]
+    for title, names in groups.items():
+        page = f"api-{title.lower().replace(' ', '-')}"
+        shown = ", ".join(f"`{name.removeprefix('ehrsequencing.')}`" for name in names)
+        lines.append(f"| [{title}]({page}.md) | {shown} |")
+        intro = ["Plain arrays in, a number out. [Metrics](../metrics.md) has the definitions.", ""]
+        body = [f"# {title}", "", *(intro if title == "Metrics" else []), *_directives(names)]
+        pages[f"{page}.md"] = "\n".join(body)
+    lines += ["", "```{toctree}", ":hidden:", "", *(page[:-3] for page in pages), "```", ""]
+    return {"api.md": "\n".join(lines), **pages}
 
 
 def _directives(names: list[str]) -> list[str]:

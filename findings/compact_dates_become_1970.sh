@@ -8,18 +8,11 @@
 #              "20200315123000"  2610-02-14 22:38:43 UTC
 #              "1980"            1970-01-01 00:33:00 UTC
 #              "2020-03-15"      2020-03-15 00:00:00
-<<<<<<< HEAD
-#            A field of type date refuses "20200315". datetime.fromisoformat reads 2020-03-15, msgspec refuses.
-# Matters:   birth and event times come in this form from HL7 v2, CDA and many CSV exports, years alone from FHIR.
-#            Every such day from 1900 to 2099 falls into August 1970, so all follow-up is a few days, and a check "is
-#            a valid date" passes. Refuse digits alone before the model sees them, or parse with a stated format.
-=======
 #            Fields of type date and NaiveDatetime refuse "20200315". datetime.fromisoformat reads 2020-03-15, msgspec
 #            refuses.
 # Matters:   birth and event times come in this form from HL7 v2, CDA and many CSV exports, years alone from FHIR.
 #            Every such day from 1900 to 2099 falls into August 1970, so all follow-up is under 24 days, and a check "is
 #            a valid date" passes. Use NaiveDatetime, which digits alone do not pass, or parse with a stated format.
->>>>>>> findings
 # Date:      2026-11-28
 set -euo pipefail
 dir=$(mktemp -d)
@@ -30,11 +23,7 @@ python3 -m venv "$dir/venv"
 from datetime import date, datetime
 
 import msgspec
-<<<<<<< HEAD
-from pydantic import BaseModel, ValidationError
-=======
 from pydantic import BaseModel, NaiveDatetime, ValidationError
->>>>>>> findings
 
 
 class Event(BaseModel):
@@ -45,13 +34,10 @@ class Birth(BaseModel):
     day: date
 
 
-<<<<<<< HEAD
-=======
 class Local(BaseModel):
     time: NaiveDatetime
 
 
->>>>>>> findings
 texts = ("20200315", "20200315123000", "1980", "2020-03-15", "19000101", "20991231")
 seen = {text: Event(time=text).time.isoformat(sep=" ", timespec="seconds") for text in texts}
 for text, time in seen.items():
@@ -59,10 +45,7 @@ for text, time in seen.items():
 refused = []
 for name, read in (
     ("pydantic, date", lambda text: Birth(day=text)),
-<<<<<<< HEAD
-=======
     ("pydantic, NaiveDatetime", lambda text: Local(time=text)),
->>>>>>> findings
     ("msgspec, datetime", lambda text: msgspec.convert(text, datetime)),
 ):
     try:
@@ -73,9 +56,5 @@ print("refuse 20200315:", refused)
 assert seen["20200315"] == "1970-08-22 19:11:55+00:00" and seen["1980"] == "1970-01-01 00:33:00+00:00", seen
 assert seen["20200315123000"].startswith("2610") and seen["2020-03-15"] == "2020-03-15 00:00:00", seen
 assert seen["19000101"][:7] == seen["20991231"][:7] == "1970-08", seen
-<<<<<<< HEAD
-assert len(refused) == 2 and datetime.fromisoformat("20200315") == datetime(2020, 3, 15)
-=======
 assert len(refused) == 3 and datetime.fromisoformat("20200315") == datetime(2020, 3, 15)
->>>>>>> findings
 PY

@@ -9,11 +9,7 @@
 #              pyarrow Table.from_pylist(rows)                    id                     0
 #              duckdb, pandas read_json(lines=True)               id, deceasedDateTime  30
 #            Polars takes the fields of the first 100 rows and drops the rest without a word; pyarrow's from_pylist
-<<<<<<< HEAD
-#            takes those of the first row. Fields inside structs go the same way.
-=======
 #            takes those of the first row. (Users of Polars reported it in 2026; it is still so.)
->>>>>>> findings
 # Matters:   FHIR leaves out what is empty, its bulk exports are JSON lines, and most patients are alive. Nobody dies,
 #            and the table looks whole. Give a schema, or infer_schema_length=None.
 # Date:      2026-11-28

@@ -98,12 +98,19 @@ def test_settings_are_found_with_their_meaning() -> None:
     assert [row for row in page.split("\n") if row.startswith("| `") and row.endswith("|  |")] == []
 
 
-def test_the_api_page_groups_every_public_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_api_pages_have_every_public_name_once(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = _generator()
-    assert ".. autofunction:: ehrsequencing.fit" in generator.api_page()
+    pages = generator.api_pages()
+    assert ".. autofunction:: ehrsequencing.fit\n" in pages["api-from-records-to-a-run.md"]
+    assert ".. autofunction:: ehrsequencing.metrics.auc\n" in pages["api-metrics.md"]
+    shown = re.findall(r"\.\. auto\w+:: (\S+)", "".join(pages.values()))
+    assert len(shown) == len(set(shown)) > 50
+    for page in pages.keys() - {"api.md"}:
+        assert f"]({page})" in pages["api.md"]
+        assert f"\n{page.removesuffix('.md')}\n" in pages["api.md"]
     monkeypatch.delitem(generator.API, "Errors")
     with pytest.raises(RuntimeError, match="EhrseqError"):
-        generator.api_page()
+        generator.api_pages()
 
 
 def test_a_link_to_a_notebook_leads_to_the_gallery_and_others_out_of_docs_to_a_name() -> None:

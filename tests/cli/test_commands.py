@@ -66,6 +66,9 @@ def test_one_command_goes_the_whole_way_and_then_on(sim_data: Path, tmp_path: Pa
     assert told.exit_code == 0, told.output
     assert "minus each other run" in told.stdout
     assert "two runs or more" in refused("compare", run)
+    assert "--overwrite would do nothing without --out" in refused("check", sim_data, "--overwrite")
+    assert "--task would do nothing with --suggest" in refused("check", sim_data, "--suggest", "--task", "task.yaml")
+    assert "--megabytes would do nothing with" in refused("explore", run, sim_data, "--no-what-if", "--megabytes", 3)
     assert "needs one task" in refused("run", sim_data, "--out", tmp_path / "other")
 
 

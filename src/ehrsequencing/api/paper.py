@@ -1,20 +1,12 @@
-"""Tables of a paper: who was studied, how accurate each model is, and the penalised weights of the Cox baseline."""
+"""Tables of a paper: who was studied, and how accurate each model is."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from ehrsequencing.core.errors import EhrseqError, refuse_unknown
 from ehrsequencing.metrics.registry import in_columns, taken
-from ehrsequencing.prediction.run import Run
-from ehrsequencing.predictors.features import LinearDesign
-from ehrsequencing.predictors.fitting_data import FittingData
-from ehrsequencing.predictors.history import AGE_KNOTS_YEARS
-from ehrsequencing.predictors.landmark_cox import LandmarkCox
-from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting.wording import with_interval
 
 
@@ -68,45 +60,3 @@ def accuracy_table(
                     own[metric.name] = with_interval(row["value"], row["low"], row["high"], ".2f")
     frame = pd.DataFrame.from_dict(cells, orient="index").fillna("")
     return PaperTable(frame, f"Accuracy of each model for {title}, with 95 % intervals")
-
-
-# ---- the penalised weights of the Cox baseline -----------------------------------------------------------------------
-
-
-NOTE = "penalised (ridge) landmark Cox regression: ratios are shrunk towards 1"
-
-
-def hazard_ratios(run: Run, prepared: Prepared, cause: str | None) -> pd.DataFrame:
-    """See `TrainedRun.hazard_ratios`."""
-    of = run.task.causes[0] if cause is None else cause
-    refuse_unknown("cause", [of], run.task.causes)
-    data = FittingData(
-        run.task,
-        prepared.vocabulary,
-        prepared.records(run.task.name, "train"),
-        prepared.records(run.task.name, "tuning"),
-        run.predictor.edges_days,
-        enough=run.study.vocabulary.min_subjects,
-    )
-    cox = LandmarkCox(data)
-    fit = cox.fits[run.task.causes.index(of)]
-    if not fit.beta.any():
-        raise EhrseqError("nobody in the training split had it", where=of)
-    order = np.argsort(-np.abs(fit.beta), kind="stable")
-    columns = {
-        "covariate": np.array(_covariates(cox.design)),
-        "penalised_ratio": np.exp(fit.beta),
-        "sd": fit.scale,
-    }
-    table = pd.DataFrame({key: values[order] for key, values in columns.items()})
-    table.attrs["note"] = NOTE
-    return table
-
-
-def _covariates(design: LinearDesign) -> list[str]:
-    """What each covariate of the design is: features, marks of what is not known, hinges of age."""
-    names = design.columns.names
-    listed = [names[k] for k in design.used] + [f"{names[k]} unknown" for k in design.marked]
-    if 0 in design.used:
-        listed += [f"{names[0]} above {knot:g} years" for knot in AGE_KNOTS_YEARS]
-    return listed

@@ -13,7 +13,6 @@ from ehrsequencing.api.data import PreparedData, data_config, meds_folder
 from ehrsequencing.api.effect import plot_effect_of_run
 from ehrsequencing.api.evaluation import EvaluationResult
 from ehrsequencing.api.long_table import main_c
-from ehrsequencing.api.paper import hazard_ratios
 from ehrsequencing.api.predictions import (
     attention_table,
     days_of,
@@ -317,35 +316,6 @@ class TrainedRun(Hinted, Run):
             gathered = collect(records, settings, force=force, progress=tick, say=tell)
             write_page(gathered, page, overwrite=overwrite)
         return gathered
-
-    def hazard_ratios(
-        self,
-        cause: str | None = None,
-        *,
-        prepared: str | os.PathLike[str] | None = None,
-    ) -> pd.DataFrame:
-        """Penalised weights of the landmark Cox model, the rival that `evaluate` compares the run with.
-
-        A ridge shrinks the ratios towards 1, so that they have no interval. Hazard ratios to print are those of `cox`.
-
-        Args:
-            cause: Default: the task's first outcome.
-            prepared: The prepared set that the run was trained on, if it has moved.
-
-        Returns:
-            One row a covariate, the largest first: `covariate`, `penalised_ratio` of one standard deviation, `sd`.
-            `attrs["note"]` says that they are penalised.
-
-        Raises:
-            EhrseqError: There is no such cause, or nobody had it.
-
-        Example:
-            >>> table = eh.load("runs/hf").hazard_ratios("hf")
-            >>> list(table.columns)
-            ['covariate', 'penalised_ratio', 'sd']
-        """
-        store = self.prepared(None if prepared is None else Path(prepared))
-        return hazard_ratios(self, store, cause)
 
     cox = cox_of_run
     plot_effect = plot_effect_of_run

@@ -40,7 +40,7 @@ from ehrsequencing.cli.options import (
 from ehrsequencing.cli.predict import drift, explain, explore, predict
 from ehrsequencing.cli.serve import export, serve
 from ehrsequencing.cli.train import pretrain, train, update
-from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError, refuse_idle
 from ehrsequencing.core.signals import keep_freed_memory
 from ehrsequencing.core.version import __version__
 
@@ -250,6 +250,10 @@ def check(
     from ehrsequencing.core.files import write_json
     from ehrsequencing.core.outputs import CHECK, output_file, refuse_existing
 
+    refuse_idle(
+        {"--task": task, "--overwrite": overwrite}, "with --suggest", where="check", when=suggest
+    )
+    refuse_idle({"--overwrite": overwrite}, "without --out", where="check", when=out is None)
     study = read_study(config, overrides, "check")
     if suggest:
         _suggest(data, study, out)

@@ -317,13 +317,13 @@ def explore(
         ),
     ] = True,
     megabytes: Annotated[
-        float,
+        float | None,
         typer.Option(
             "--megabytes",
             hidden=True,
             help="Above it, what-if answers are those of the latest prediction only",
         ),
-    ] = 15.0,
+    ] = None,
     recalibrate: Recalibrate = False,
     force: Force = False,
     config: Config = None,
@@ -334,6 +334,7 @@ def explore(
     patient data all the same.
     """
     keep_freed_memory()
+    refuse_idle({"--megabytes": megabytes}, "with --no-what-if", where="explore", when=not what_if)
     study = read_study(config, overrides, "explore")
     from ehrsequencing.api.run import TrainedRun
 
@@ -345,7 +346,7 @@ def explore(
         patients=patients,
         fewest=fewest,
         what_if=what_if,
-        megabytes=megabytes,
+        megabytes=15.0 if megabytes is None else megabytes,
         recalibrated=recalibrate,
         force=force,
         facts=study.data,

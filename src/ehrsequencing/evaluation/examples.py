@@ -24,6 +24,7 @@ from ehrsequencing.prediction.predict import NewRecords
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.codes import read_descriptions
 from ehrsequencing.records.events import DAY_US
+from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
 
 LONGEST_TRAJECTORY = 40  # prediction times, and visits before the last of them
@@ -260,7 +261,9 @@ def code_effects(
     except EhrseqError as error:  # the run has no answer for the horizon
         return {"codes": [], "reason": f"{error.what}."}
     try:
-        records = NewRecords(run, population.source, only=frozenset(chosen.tolist()))
+        facts = run.study.data if population.split in SPLITS else None
+        only = frozenset(chosen.tolist())
+        records = NewRecords(run, population.source, facts=facts, only=only)
         if population.made_from not in (None, records.made_by["data"]):
             return {"codes": [], "reason": CHANGED}
         resamples = min(settings.bootstrap, MOST_RESAMPLES)
