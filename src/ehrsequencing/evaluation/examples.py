@@ -190,7 +190,9 @@ def _add_moves(
     try:
         record_of = {
             record.subject_id: record
-            for record in subject_records(NewRecords(question.run, data), set(ids))
+            for record in subject_records(
+                NewRecords(question.run, data, only=frozenset(ids)), set(ids)
+            )
         }
     except EhrseqError:
         return

@@ -33,7 +33,7 @@ from ehrsequencing.records.encoding import encode_rows, encode_timelines
 from ehrsequencing.records.events import DAY_US, NEVER, Events
 from ehrsequencing.records.meds import MedsReader
 from ehrsequencing.records.people import People
-from ehrsequencing.records.survey import Progress, Steps, survey
+from ehrsequencing.records.survey import Part, Progress, Steps, survey
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.visits import Record, make_record
 
@@ -106,7 +106,7 @@ class NewRecords:
         subjects: How many there are in the shards encoded so far.
         moments: How many prediction times they have, late ones included.
         late: Moments after the data's end, which have no answer.
-        people: What was counted of their people.
+        people: What was counted of all people; of `only` nobody is.
         made_by: The run's name and fingerprint, and the digest of the rows.
     """
 
@@ -126,18 +126,17 @@ class NewRecords:
         self.encoder = Encoder(self.run, self.parents)
         self.excluded, self.builder = self.encoder.excluded, self.encoder.builder
         self._tick = Steps(self.reader, len(self.reader.shards), self.progress)
-        surveyed = survey(
-            self.reader,
-            lambda: People(self.run.vocabulary, self.excluded, self.run.study.visits),
-            self._tick,
-        )
-        self.people = surveyed.part
+        surveyed = survey(self.reader, self._nobody if self.only is None else Part, self._tick)
+        self.people = surveyed.part if isinstance(surveyed.part, People) else self._nobody()
         self.end_us = surveyed.end_us
         self.made_by = {
             "run": self.run.folder.name,
             "fingerprint": self.run.fingerprint,
             "data": digest(surveyed.days.content),
         }
+
+    def _nobody(self) -> People:
+        return People(self.run.vocabulary, self.excluded, self.run.study.visits)
 
     def prediction_times(self, moment: Moment) -> Iterator[tuple[Record, CohortRows]]:
         """Visits and prediction times that have an answer, shard by shard."""
