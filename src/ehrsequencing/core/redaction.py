@@ -19,6 +19,9 @@ from ehrsequencing.core.disclosure import (
 )
 from ehrsequencing.core.files import Shareable
 from ehrsequencing.core.result_types import (
+    CHECKS,
+    COUNTS,
+    RATES,
     DataSize,
     DecisionRow,
     Exact,
@@ -56,36 +59,7 @@ _FACTS = (
     "recalibrated_in_training",
     "audit",
 )
-_CHECKS = (
-    "time_zero",
-    "predictor_cutoff",
-    "parameters",
-    "tuning_trials",
-    "seeds",
-    "members",
-    "trained",
-)
 _EXTERNAL = ("data", "unmatched", "subjects", "seen_in_training", "people", "new_codes", "drift")
-_COUNTS = (  # of people, in the rows of a result
-    "subjects",
-    "evaluated",
-    "events",
-    "n",
-    "at_risk",
-    "seen_in_training",
-    "new_codes",
-    "without_record_before",
-    "first_record_later",
-)
-_RATES = (  # of a split's inputs
-    "prediction_times",
-    "unknown_token_rate",
-    "unknown_age_rate",
-    "no_visit_before_rate",
-    "codes_per_visit",
-    "visits_per_subject",
-    "numeric_value_rate",
-)
 Row = Mapping[str, Any]
 Cells = Mapping[tuple[Any, Any, Any], tuple[int, int]]
 
@@ -142,7 +116,7 @@ def redact(result: Exact | Shared, *, decimals: bool = True) -> Shareable[Shared
         ],
         "trajectories": [],
         "inputs": inputs,
-        "checks": _counted({name: exact["checks"].get(name) for name in _CHECKS}),
+        "checks": _counted({name: exact["checks"].get(name) for name in CHECKS}),
         **{name: make(whole[name]) if whole[name] else None for name, make in parts.items()},
         "records_before": [_counted(row) for row in exact["records_before"]],
         "oracle": None,
@@ -228,7 +202,7 @@ def _counts(value: Any) -> Any:
 
 
 def _counted(row: Row) -> dict[str, Any]:
-    return {**row, **{name: _counts(row[name]) for name in _COUNTS if name in row}}
+    return {**row, **{name: _counts(row[name]) for name in COUNTS if name in row}}
 
 
 def _cells(result: Exact) -> Cells:
@@ -314,7 +288,7 @@ def _inputs(inputs: Row) -> dict[str, Any]:
             name: None
             if people < SMALLEST_COUNT or 0 < min(sides.get(name, [0])) < SMALLEST_COUNT
             else row[name]
-            for name in _RATES
+            for name in RATES
         }
         shown["prediction_times"] = shareable_count(shown["prediction_times"])
         if shown["visits_per_subject"] is not None:

@@ -203,6 +203,37 @@ class Result(Frame[N], Generic[N]):
     made_of: str | None  # a digest
 
 
+# keys of numbers that `redaction` rounds or hides, wherever they stand
+CHECKS = (
+    "time_zero",
+    "predictor_cutoff",
+    "parameters",
+    "tuning_trials",
+    "seeds",
+    "members",
+    "trained",
+)
+COUNTS = (  # of people, in the rows of a result
+    "subjects",
+    "evaluated",
+    "events",
+    "n",
+    "at_risk",
+    "seen_in_training",
+    "new_codes",
+    "without_record_before",
+    "first_record_later",
+)
+RATES = (  # of a split's inputs
+    "prediction_times",
+    "unknown_token_rate",
+    "unknown_age_rate",
+    "no_visit_before_rate",
+    "codes_per_visit",
+    "visits_per_subject",
+    "numeric_value_rate",
+)
+
 Exact = Result[int]
 Shared = Result[int | str]
 

@@ -46,8 +46,7 @@ from ehrsequencing.records.parquet_rows import are_named, check_schemas, read_ev
 __all__ = ["MedsReader"]
 
 SPLITS = ("train", "tuning", "held_out")
-# key of `metadata/dataset.json` that other readers of MEDS ignore
-IMPORT_SETTINGS = "ehrseq_import"
+IMPORT_SETTINGS = "ehrseq_import"  # of `metadata/dataset.json`; other readers of MEDS ignore it
 FIXES = {
     "time_unit": "times given as dates or in another unit than microseconds were converted",
     "time_zone": "times with a time zone were read as clock times of dialect.time_zone",
