@@ -21,6 +21,7 @@ from ehrsequencing.config import load_study
 from ehrsequencing.config.files import load_task
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.made_of import differing
+from ehrsequencing.core.redaction import redact
 from ehrsequencing.evaluation.cohort_table import cohort_table
 from ehrsequencing.evaluation.context import Context
 from ehrsequencing.evaluation.evaluated import Evaluated
@@ -304,6 +305,10 @@ def test_incidences_of_all_causes_are_stacked_and_hidden_days_and_causes_change_
     assert figures.stacked_incidence(rows) is not None
     none = [{**row, "everyone": {**row["everyone"], "observed": [0.0, *[None] * 20]}} for row in rows]
     assert figures.stacked_incidence(none) is None
+    few = [{**row, "everyone": {**row["everyone"], "n": 7}} for row in rows]
+    hidden = redact({**evaluation.result, "incidence": few, "data": {**evaluation.result["data"], "simulated": False}})
+    assert all(set(row["everyone"]["predicted"]) == {None} for row in hidden["incidence"])
+    assert stacked(hidden["incidence"]) == []
     assert plots.TOO_FEW in [text.get_text() for text in plots.stacked_incidence(none, title="t").texts]
 
 

@@ -173,7 +173,9 @@ def decision(rows: Sequence[DecisionRow[int | str]], *, title: str, ax: Any = No
     for row in rows[:1]:
         everyone = _numbers(row, "treat_all")
         ax.plot(row["thresholds"], everyone, "--", color=GREY, lw=1, label="act on everyone")
-        ax.set_ylim(bottom=-0.12 * np.nanmax(_numbers(row, "net_benefit"), initial=1e-9))
+        drawn = [everyone, *(_numbers(row, name) for name in ("net_benefit", "high"))]
+        best, top = (np.nanmax(np.r_[*some], initial=1e-9) for some in (drawn[1:2], drawn))
+        ax.set_ylim(-0.12 * best, 1.1 * top)
     ax.axhline(0.0, color=GREY, lw=1)
     _finish(ax, x="act from a risk of", y="net benefit per person", title=title)
     ax.xaxis.set_major_formatter(ax.yaxis.get_major_formatter())

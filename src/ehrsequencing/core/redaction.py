@@ -355,6 +355,10 @@ def _risk_group(group: Row) -> dict[str, Any]:
     The curve is that of rounded counts: it rises where the rounded count of events does.
     """
     n, counts = group["n"], group["events"]
+    if n < SMALLEST_COUNT:  # of everyone, where they are so few
+        hidden = [None] * len(counts)
+        curves = dict.fromkeys(("predicted", "observed", "low", "high"), hidden)
+        return {**curves, "n": _counts(n), "at_risk": _counts(group["at_risk"])}
     places = [nearest(had) for had in counts]
     first = [places.index(place) for place in places]  # the day of each step
     factor = [

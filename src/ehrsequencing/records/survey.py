@@ -244,7 +244,7 @@ class Steps:
         """One more piece is done."""
         self.done += 1
         if self.progress is not None:
-            self.progress(self.done, self.total)
+            self.progress(self.done, max(self.done, self.total))  # of a pass more
 
 
 class CodeCounts(Part):

@@ -296,15 +296,16 @@ def stacked(rows: Sequence[Mapping[str, Any]]) -> list[Layer]:
     """
     observed = [np.array(row["everyone"]["observed"], dtype=np.float64) for row in rows]
     known = [np.flatnonzero(np.isfinite(one)) for one in observed]
-    end = min((at[-1] for own, at in zip(observed, known, strict=True) if own[at[-1]]), default=0)
+    parts = zip(rows, observed, known, strict=True)
+    shown = [(row, own, at) for row, own, at in parts if np.nansum(own) > 0]
+    end = min((at[-1] for _, _, at in shown), default=0)
     low, predicted, layers = np.zeros(end + 1), np.zeros(1), list[Layer]()
-    for row, own, at in zip(rows, observed, known, strict=True):
-        if own[at[-1]] > 0:
-            days = np.array(row["days"])
-            high = low + np.interp(days[: end + 1], days[at], own[at])
-            predicted = predicted + row["everyone"]["predicted"]
-            layers.append(Layer(row["cause"], days[: end + 1].tolist(), low, high, predicted))
-            low = high
+    for row, own, at in shown:
+        days = np.array(row["days"])
+        high = low + np.interp(days[: end + 1], days[at], own[at])
+        predicted = predicted + row["everyone"]["predicted"]
+        layers.append(Layer(row["cause"], days[: end + 1].tolist(), low, high, predicted))
+        low = high
     return layers
 
 
