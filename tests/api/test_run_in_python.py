@@ -49,9 +49,10 @@ def test_predictions_are_those_of_the_command(here: Path, tmp_path: Path) -> Non
     predict(here / "runs" / "hf", here / "meds", tmp_path / "p.parquet", at="last", horizons_days=[90.0, 365.25])
     long = pq.read_table(tmp_path / "p.parquet").to_pandas()
     wide = eh.load(str(here / "runs" / "hf")).predict(here / "meds", horizons=["90d", 365.25], progress=False)
-    assert list(wide) == ["subject_id", "prediction_time", "hf_90d", "hf_1y", "death_90d", "death_1y"]
+    answers = ["subject_id", "prediction_time", "hf_90d", "hf_1y", "death_90d", "death_1y"]
+    assert list(wide) == [*answers, "kind", "index_time", "days_since_index"]
     assert wide.subject_id.is_unique
-    for column in list(wide)[2:]:
+    for column in answers[2:]:
         cause, horizon = column.split("_")
         own = long[(long.cause == cause) & (long.horizon_days == {"90d": 90.0, "1y": 365.25}[horizon])]
         assert own.subject_id.tolist() == wide.subject_id.tolist()

@@ -37,6 +37,11 @@ def repeated(scope: Comparison, draw: np.ndarray) -> Comparison:
     )
 
 
+def close(metric: str) -> float:
+    """How near two fits of a resample are: a logistic recalibration ends with a step below .001."""
+    return 1e-5 if metric in ("intercept", "slope") else 1e-8
+
+
 # ---- estimates and differences --------------------------------------------------------------------------------------
 
 
@@ -47,7 +52,7 @@ def test_every_estimate_of_a_resample_is_that_of_its_rows_repeated() -> None:
     for r, draw in enumerate(scope.draws):
         plain = metric_estimates(repeated(scope, draw), "right", taken("everywhere", "causes"))
         for name, one in found.items():
-            np.testing.assert_allclose(one.samples[r], plain[name].value, atol=1e-8, err_msg=name)
+            np.testing.assert_allclose(one.samples[r], plain[name].value, atol=close(name), err_msg=name)
 
 
 def test_differences_are_paired() -> None:
@@ -95,7 +100,7 @@ def test_large_blocks_of_resamples_are_cut_and_joined(
     assert [len(block) for block in estimates_module._work_blocks(scope)] == blocks
     cut = metric_estimates(scope, "right", taken("everywhere", "causes"))
     for name, one in whole.items():
-        np.testing.assert_allclose(one.samples, cut[name].samples, rtol=0, atol=1e-9, err_msg=name)
+        np.testing.assert_allclose(one.samples, cut[name].samples, rtol=0, atol=close(name), err_msg=name)
 
 
 def test_many_rows_get_fewer_resamples(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,6 +145,8 @@ def metrics_of(scope: Comparison) -> dict[str, Any]:
         "metrics": [*metric_rows(scope, estimates), nll_row(scope, np.ones(len(scope)), model=OURS, cause="outcome")],
         "differences": difference_rows(scope, estimates, ours=OURS, rivals=list(scope.risk)[1:]),
         "at_risk": [at_risk(scope, CAUSES)],
+        "oracle": None,
+        "strongest": None,
     }
 
 
