@@ -58,7 +58,7 @@ TOLD = {
     "eh.EHRSurvival(n_estimators=10)": r"EHRSurvival: unknown argument 'n_estimators'",
     "eh.train(prepared)": r"fit",
     "eh.fit(prepared, out='r1', epochs=3, dim=16)": r"did you mean model\.dim\?",
-    "eh.fit(prepared, out='r1', lr=1, batch_size=9)": r"learning_rate.*subjects_per_step",
+    "eh.fit(prepared, out='r1', lr=1, batch_size=9, use_gpu=True)": r"learning_rate.*subjects_per_step.*device='cpu'",
     "eh.fit(prepared, out='r1', epochs=3, training={'epochs': 2})": r"epochs would do nothing twice",
     "eh.fit(prepared, out='r1', pretrained='runs/hf')": r"use init",
     "eh.fit(prepared, out='r1', visits={'by': 'day'})": r"visits belongs to ehrseq check and ehrseq prepare",
