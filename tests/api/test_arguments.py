@@ -38,6 +38,7 @@ OF_ALL_COMMANDS = {
     "debug",
     "help",
     "help_all",
+    "log",
     "quiet",
 }  # how a result is printed: tests/cli/test_console.py
 
@@ -267,6 +268,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "out": (R, R.replace("--out study", "--out risks.parquet")),
         "config": (R, R.replace("../tiny", "../seed")),
         "quick": (R, f"{R} --quick"),
+        "overwrite": (R.replace("../data", "../meds"), R.replace("../data", "../meds --overwrite")),
     },
 }
 
@@ -428,6 +430,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Case | str]]] = {
             "out": ({}, {"out": "risks.parquet"}),
             "study": ({}, {"study": StudyConfig()}),
             "sections": ({}, {"values": {"mode": "none"}}),
+            "overwrite": ({"data": "../meds"}, {"overwrite": True}),
             "progress": SILENT["progress"],
             "say": SILENT["say"],
         },
