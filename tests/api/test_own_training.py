@@ -97,7 +97,7 @@ def test_a_run_of_ones_own_loop_is_a_run_like_any_other(here: Path, tmp_path: Pa
     batch = next(data.batches("held_out"))
     again = eh.load(tmp_path / "outside").model
     torch.testing.assert_close(again.risk(batch, [365.25]), run.model.risk(batch, horizons_days=[365.25]))
-    assert run.predict("meds").shape == (400, 6)
+    assert run.predict("meds").shape == (400, 9)
     assert len(run.explain("meds", subject=1)) > 0
     ev = eh.evaluate(run, bootstrap=20, baselines="none", progress=False)
     assert "in a loop of its authors" in (run.folder / ANSWER).read_text(encoding="utf-8")
@@ -168,6 +168,7 @@ def test_the_history_converts_in_three_lines(here: Path) -> None:
     assert [row["tuning_nll"] for row in rows] == [line["tuning_nll"] for line in lines]
 
 
+@pytest.mark.slow
 def test_a_training_that_its_length_stops_is_said(here: Path, tmp_path: Path) -> None:
     run = eh.fit("prepared", out=tmp_path / "short", training=ALONE, **SHORT)
     assert run.history.best.tolist()[-1]
@@ -175,6 +176,7 @@ def test_a_training_that_its_length_stops_is_said(here: Path, tmp_path: Path) ->
     assert any("stopped after 2 epochs, before the model had learnt" in text for text in ev.result["warnings"])
 
 
+@pytest.mark.slow
 def test_the_horizon_that_the_task_names_is_asked_about_everywhere(here: Path, tmp_path: Path) -> None:
     task = {**eh.load("runs/hf").task.model_dump(mode="json", exclude_none=True), "main": "1y", "name": "hf"}
     data = eh.prepare("meds", task, out=tmp_path / "prepared", progress=False)

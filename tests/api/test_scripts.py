@@ -53,6 +53,7 @@ def test_the_researcher_trains_an_encoder_in_her_own_loop(
         eh.fit("prepared", out="runs/saturated", model={"visit_encoder": "saturated"})
 
 
+@pytest.mark.slow
 def test_the_researcher_trains_a_loss_of_her_own(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = run_script("own_loss")
     told = capsys.readouterr().out

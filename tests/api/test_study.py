@@ -48,6 +48,7 @@ def test_the_same_question_is_not_answered_again(study: Path) -> None:
     assert (study / "out/run/manifest.json").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_other_settings_of_the_evaluation_evaluate_again(study: Path) -> None:
     first, _ = rerun(study)
     second, said = rerun(study, evaluation={"bootstrap": 20})

@@ -36,6 +36,7 @@ def updated(sim_run: Path, other: Path, tmp_path_factory: pytest.TempPathFactory
     return out
 
 
+@pytest.mark.slow
 def test_the_new_run_is_one_that_every_command_takes(updated: Path, other: Path, sim_run: Path, tmp_path: Path) -> None:
     run = eh.load(updated)
     facts = run.manifest["update"]

@@ -64,6 +64,7 @@ def test_codes_just_before_death_are_found(planted: set[str], verdict: str, tmp_
     assert ("visits.ignore" in finding.reason) == bool(planted)
 
 
+@pytest.mark.slow
 def test_what_suspicious_codes_matter_is_said(tmp_path: Path) -> None:
     data = audited(tmp_path, *codes_before_death(LAST))
     suspects = tuple(data.vocabulary.index[code] for code in sorted(LAST))

@@ -28,6 +28,7 @@ TAKEN = {"rows_of_the_last_year_are_missing"}  # these records are those that ar
 HONEST = "event_after_code"  # in NAFLD cardiac arrest stands before death: known beforehand, and a warning for good
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LEAKS)
 def test_a_strangers_leak_is_found_or_named_as_a_limit(name: str, real_data: Path, tmp_path: Path) -> None:
     source, make = LEAKS[name]
@@ -38,6 +39,7 @@ def test_a_strangers_leak_is_found_or_named_as_a_limit(name: str, real_data: Pat
     assert set(LEAKS) == set(FOUND) | MISSED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["pbc2", "physionet2012"])
 def test_the_same_records_without_a_leak_raise_no_alarm(name: str, real_data: Path, tmp_path: Path) -> None:
     study = load_study(None, list(VISITS.get(name, ())))

@@ -96,6 +96,7 @@ def run_demo(out: Path, say: Any, seed: int = 0) -> dict[str, Any]:
     return demo.run_demo(out, subjects=300, seed=seed, say=say)
 
 
+@pytest.mark.slow
 def test_a_demo_goes_on_after_any_interruption_and_a_second_call_does_nothing_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

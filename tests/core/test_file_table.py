@@ -5,6 +5,8 @@ import shutil
 from fnmatch import fnmatch
 from pathlib import Path
 
+import pytest
+
 from ehrsequencing.core.files import read_json
 from ehrsequencing.core.outputs import MANIFEST
 from ehrsequencing.core.redaction import redact
@@ -62,6 +64,7 @@ def test_single_people_are_on_their_owners_page_alone(sim_run: Path, tmp_path: P
     assert "Do not share this page" not in (run / "report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_owners_page_keeps_exact_curves_as_long_as_the_exact_result_is_there(sim_run: Path, tmp_path: Path) -> None:
     run = as_real(Path(shutil.copytree(sim_run, tmp_path / "run")))
     assert ehrseq("evaluate", run, *QUICK).exit_code == 0

@@ -218,6 +218,7 @@ def test_from_the_shell_with_recalibration(run: Path, held_out: Path, elsewhere:
     assert "split would do nothing beside data" in refused("evaluate", run, "--data", held_out, "--split", "tuning")
 
 
+@pytest.mark.slow
 def test_other_records_of_one_name_do_not_replace_a_validation(run: Path, elsewhere: Path, tmp_path: Path) -> None:
     first, second = (rewritten(elsewhere, tmp_path / name / "data", lambda table: table) for name in "ab")
     _, folder = validate(run, first, settings=QUICK)

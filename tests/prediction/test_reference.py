@@ -100,6 +100,7 @@ def test_a_training_that_ended_before_them_writes_them_when_it_is_resumed(sim_pr
     assert (tmp_path / "run" / REFERENCE).read_bytes() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [("training.network=false", "training.blend=true"), ("training.members=2",)])
 def test_every_kind_of_run_has_them(sim_prepared: Path, tmp_path: Path, settings: tuple[str, ...]) -> None:
     train(sim_prepared, tmp_path / "run", "training.epochs=1", *settings)

@@ -218,7 +218,7 @@ def test_a_dated_birth_of_another_name_is_at_the_start_of_its_day(tmp_path: Path
             "time": pa.array([us("2010-01-01"), us("2010-01-01")], pa.timestamp("us")),
             "code": ["MEDS_BIRTH//F", "A"],
             "numeric_value": pa.nulls(2, pa.float32()),
-            "date_only": [True, True],
+            "date_only": pa.array([1, 1], pa.int8()),
         }
     )
     events = parquet_rows.events_of_table(table, tmp_path, Counter(), dialect=DialectConfig())

@@ -295,6 +295,8 @@ def compare_risks(
         "metrics": metric_rows(scope, estimates) + indices,
         "differences": difference_rows(scope, estimates, ours=first, rivals=others_of),
         "smooth_calibration": curves,
+        "subgroups": [],
+        "incidence": [],
         "decision": decision_rows(scope, names, models=[*given], thresholds=thresholds),
     }
     return RiskComparison(cast(Exact, result), Path())  # what its tables need

@@ -263,6 +263,7 @@ def score(
     Example:
         >>> import ehrsequencing as eh
         >>> wide = eh.load("runs/hf").predict("meds/", at="all")
+        >>> wide = wide.drop(columns=["kind", "index_time", "days_since_index"])
         >>> risks = wide.melt(["subject_id", "prediction_time"], value_name="risk")
         >>> risks[["cause", "horizon_days"]] = risks["variable"].str.split("_", expand=True)
         >>> risks["horizon_days"] = risks["horizon_days"].map({"1y": 365.25, "2y": 730.5})

@@ -90,7 +90,6 @@ def evaluate(
     from ehrsequencing.reporting.pages import outcome_lines
     from ehrsequencing.reporting.terminal import metric_lines
 
-    opened = open_run(run, study, command, config=config, data=data)
     if redraw:
         of_settings = sorted(study.evaluation.model_fields_set - {"tripod"})
         others: dict[str, object] = {
@@ -108,6 +107,8 @@ def evaluate(
             "beside --redraw, which only draws the last evaluation again",
             where="ehrseq evaluate",
         )
+    opened = open_run(run, study, command, config=config, data=data)
+    if redraw:
         page = redraw_report(run, tripod=study.evaluation.tripod)
         finish(wrote={"report": page}, then=["predict", run, "DATA"])
         return
