@@ -85,7 +85,7 @@ class TrainedRun(Hinted, Run):
         Returns:
             Columns `subject_id`, `prediction_time`, a risk for each cause and horizon, as `hf_90d`, and what the
             moment is: `kind` (`index`, `landmark`, `visit` or `date`), `index_time`, `days_since_index`. An ensemble
-            adds the limits of its band, `hf_90d_low` and `hf_90d_high`.
+            adds the range of its members, `hf_90d_low` and `hf_90d_high`.
 
         Raises:
             EhrseqError: The data cannot be used, or nobody has a prediction time.
@@ -234,7 +234,7 @@ class TrainedRun(Hinted, Run):
         """One subject's visits, its risk over time, and its risk curves from the last prediction time on.
 
         Left of the line "today" each step is the risk of the first cause by the last horizon, as predicted then.
-        Right of it are the curves of all causes, with a band where the run is an ensemble.
+        Right of it are the curves of all causes, with the range of the members where the run is an ensemble.
 
         Args:
             data: As in `predict`.
