@@ -63,8 +63,12 @@ class Prediction(BaseModel):
     risk: dict[str, list[float]] = Field(
         description="Cause → cumulative incidence by each horizon, from 0 to 1"
     )
-    low: dict[str, list[float]] | None = Field(None, description="Lower end of the range of the members")
-    high: dict[str, list[float]] | None = Field(None, description="Upper end of the range of the members")
+    low: dict[str, list[float]] | None = Field(
+        None, description="Lower end of the range of the members"
+    )
+    high: dict[str, list[float]] | None = Field(
+        None, description="Upper end of the range of the members"
+    )
 
 
 class RecordFacts(BaseModel):
