@@ -36,6 +36,24 @@ def test_a_newcomer_reads_900_words_and_types_8_commands() -> None:
     assert len(commands) <= 8
 
 
+BUILT = ROOT / "site" / "html" / "_generated" / "gallery"
+
+
+@pytest.mark.skipif(not BUILT.is_dir(), reason="make site builds the pages")
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_a_built_notebook_shows_its_outputs_and_says_where_it_is_no_result(path: Path) -> None:
+    """Every output that the build made is on the page; a notebook on few patients says so, and no other does."""
+    book = json.loads((DOCS / "_generated" / "gallery" / path.name).read_text(encoding="utf-8"))
+    html = (BUILT / f"{path.stem}.html").read_text(encoding="utf-8")
+    shown = [cell for cell in book["cells"] if cell["cell_type"] == "code" and cell["outputs"]]
+    assert len(shown) > 3
+    assert html.count("cell_output") == len(shown)
+    pictures = [output for cell in shown for output in cell["outputs"] if "image/png" in output.get("data", {})]
+    assert html.count('src="../../_images/') >= len(pictures) > 0
+    is_short = any("not a result" in "".join(cell["source"]) for cell in book["cells"])
+    assert ("not a result" in html) == is_short
+
+
 def test_at_most_45_000_words() -> None:
     assert sum(words(text) for text in pages().values()) <= 45_000
 
