@@ -212,7 +212,8 @@ def test_from_the_shell_with_recalibration(run: Path, held_out: Path, elsewhere:
     assert result["recalibration"]["before"] != result["recalibration"]["after"]
     assert (tmp_path / "out" / "report.html").stat().st_size > 10_000
     Run(run)  # still valid, and as it was
-    assert "has not been recalibrated" in refused("predict", run, held_out, "--recalibrate", "--out", tmp_path / "p")
+    risks = tmp_path / "p.csv"
+    assert "has not been recalibrated" in refused("predict", run, held_out, "--recalibrate", "--out", risks)
     assert ehrseq("evaluate", run, "--recalibrate", *quick).exit_code == 0
     assert "out would do nothing without data" in refused("evaluate", run, "--out", tmp_path / "x")
     assert "split would do nothing beside data" in refused("evaluate", run, "--data", held_out, "--split", "tuning")

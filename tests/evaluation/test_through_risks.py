@@ -71,7 +71,7 @@ def numbers(found: Any) -> Any:
         return {name: numbers(value) for name, value in found.items()}
     if isinstance(found, list):
         return [numbers(one) for one in found]
-    return pytest.approx(found, rel=1e-9, abs=1e-12, nan_ok=True) if isinstance(found, float) else found
+    return pytest.approx(found, rel=1e-8, abs=1e-9, nan_ok=True) if isinstance(found, float) else found
 
 
 @pytest.mark.parametrize("at_once", [3, 50])

@@ -30,7 +30,7 @@ def cohort_table(context: Context, landmark: float) -> dict[str, Any] | None:
         landmark: Days from the index.
 
     Returns:
-        `landmark_days`, `columns` (splits), and `rows`: (name, a cell for each column).
+        `landmark_days`, `columns` (splits), and `rows`: [name, a cell for each column].
     """
     if context.prepared is None or "train" not in context.splits:
         return None
@@ -65,7 +65,7 @@ def cohort_table(context: Context, landmark: float) -> dict[str, Any] | None:
         for number, name in enumerate(context.source.task.causes, start=1):
             cells[f"{name}, n (%)"] = people.share(int((cause == number).sum()))
         columns[split.replace("_", "-")] = cells
-    rows = [(name, [cells[name] for cells in columns.values()]) for name in columns["train"]]
+    rows = [[name, [cells[name] for cells in columns.values()]] for name in columns["train"]]
     return {"landmark_days": landmark, "columns": list(columns), "rows": rows}
 
 
