@@ -11,8 +11,7 @@ from lifelines import CoxPHFitter
 
 from ehrsequencing.config import EvaluationConfig, StudyConfig, TaskConfig
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.evaluation.evaluate import Evaluation
-from ehrsequencing.evaluation.population import Population
+from ehrsequencing.evaluation.evaluate import evaluate
 from ehrsequencing.evaluation.score import score
 from ehrsequencing.prediction.predict import predict
 from ehrsequencing.prediction.run import Run
@@ -31,10 +30,7 @@ def test_a_file_of_our_risks_gets_the_numbers_of_evaluate(
     sim_run: Path, sim_data: Path, task: TaskConfig, predicted: Path, tmp_path: Path, tiny_study: StudyConfig
 ) -> None:
     """Cohort, labels, splits and baselines are made anew from the records; nothing of the run is read."""
-    run = Run(sim_run)
-    prepared = run.prepared()
-    population = Population.of_split(prepared, run.task, "held_out")
-    expected = Evaluation(run, population, prepared=prepared, settings=SETTINGS).result()
+    expected = evaluate(sim_run, settings=SETTINGS.model_copy(update={"explained_subjects": 0}))
     study = tiny_study.model_copy(update={"evaluation": SETTINGS})
     found, folder = score(predicted, sim_data, task, study=study, out=tmp_path / "out", name="ours")
     assert sorted(path.name for path in folder.iterdir()) == ["manifest.json", "metrics.json"]

@@ -98,8 +98,8 @@ class _People:
     def quartiles(self, values: ArrayLike) -> str:
         known = np.asarray(values, dtype=np.float64)
         known = known[np.isfinite(known)]
-        if len(known) < (1 if self.is_simulated else SMALLEST_COUNT):
-            return "–"
+        if len(known) < (1 if self.is_simulated else 4 * SMALLEST_COUNT):
+            return "–"  # a quarter of fewer is a handful
         low, middle, high = np.quantile(known, [0.25, 0.5, 0.75])
         return f"{_short(middle)} ({_short(low)} to {_short(high)})"
 
