@@ -18,6 +18,7 @@ from ehrsequencing.metrics.calibration import (
     ks_calibration,
     smooth_calibration,
 )
+from ehrsequencing.metrics.discrimination import cumulative_dynamic_auc, wolbers_c
 from ehrsequencing.metrics.outcomes import ScoredRows
 from helpers.settings import examples
 from reference import metrics_bruteforce as twin
@@ -140,6 +141,21 @@ def test_intervals_of_slopes_are_those_of_full_newton_fits(n: int) -> None:
         np.testing.assert_allclose(limits, np.quantile(reference[reached], [0.025, 0.975]), atol=1e-4)
         assert reached.sum() > 200
         assert limits[1] - limits[0] > 0.1
+
+
+def test_places_of_too_few_people_are_left_out_and_the_others_stay_what_they_are() -> None:
+    rows = cohort(4, 150)
+    weights = np.random.default_rng(0).integers(0, 3, size=(4, 150))
+    given = (rows.duration_days, rows.cause, rows.risk, HORIZONS)
+    few = np.zeros(rows.risk.shape[1:], dtype=bool)
+    few[0, 1] = True
+    whole, part = (ScoredRows.of(*given, weights=weights, too_few=one) for one in (None, few))
+    for metric in (wolbers_c, cumulative_dynamic_auc, lambda one: calibration_intercept_slope(one)[1]):
+        reference, found = metric(whole), metric(part)
+        assert np.isfinite(reference[:, few]).any()
+        assert np.isnan(found[:, few]).all()
+        np.testing.assert_array_equal(found[:, ~few], reference[:, ~few])
+    np.testing.assert_array_equal(smooth_calibration(part).ici[:, ~few], smooth_calibration(whole).ici[:, ~few])
 
 
 def test_weights_are_repeated_rows() -> None:

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.linear_model import PoissonRegressor
 
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.metrics.censoring import aalen_johansen
 from ehrsequencing.predictors import boosted, fit as fit_module, fitting_data as base
 from ehrsequencing.predictors.boosted import BoostedVisits
 from ehrsequencing.predictors.features import binned
-from ehrsequencing.predictors.fit import BASELINES, AgeAndSex, MarginalIncidence, fit_baselines
+from ehrsequencing.predictors.fit import BASELINES, AgeAndSex, MarginalIncidence, fit_baselines, fit_poisson
 from ehrsequencing.predictors.fitting_data import FittingData
 from ehrsequencing.predictors.landmark_cox import LandmarkCox
 from ehrsequencing.predictors.predictor import Predictor
@@ -51,6 +52,20 @@ def test_grid_holds_every_horizon_and_hazards_are_events_over_days() -> None:
     for e in range(2):
         events = np.bincount(bins[cause == e + 1], minlength=len(edges) + 1)
         np.testing.assert_allclose(hazards[e], events / days.sum(axis=0), rtol=0.05)
+
+
+def test_the_poisson_regression_is_that_of_scikit_learn() -> None:
+    """Age in decades leaves the design badly scaled, and the events are few."""
+    rng = np.random.default_rng(0)
+    x = np.column_stack([rng.uniform(2, 9, 300), rng.uniform(0, 4, 300), rng.integers(0, 2, 300)])
+    exposure_days = rng.uniform(0.1, 900.0, 300)
+    events = (rng.random(300) < exposure_days * np.exp(x @ [0.5, -0.2, 1.0] - 12.0)).astype(np.float64)
+    assert 5 < events.sum() < 100
+    model = PoissonRegressor(alpha=1e-4, solver="newton-cholesky", tol=1e-12, max_iter=500)
+    model.fit(x, events / exposure_days, sample_weight=exposure_days)
+    np.testing.assert_allclose(
+        fit_poisson(x, events, exposure_days), [model.intercept_, *model.coef_], rtol=1e-6, atol=1e-8
+    )
 
 
 @pytest.mark.parametrize("people", [4, 5, 9, 200])

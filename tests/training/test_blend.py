@@ -231,6 +231,9 @@ def test_evaluate_takes_the_trees_of_the_blend_and_the_network_has_a_row_of_its_
     np.testing.assert_allclose(likelihoods["ehrsequencing"], made.predictor.nll(records))
     np.testing.assert_allclose(likelihoods["network alone"], nll_of_rows(made.model, records), rtol=1e-5)
     assert np.abs(likelihoods["network alone"] - likelihoods["ehrsequencing"]).max() > 0.01
+    for name, one in evaluation.predictors.items():  # what they share is made once
+        np.testing.assert_array_equal(risks[name], one.risk(records, evaluation.knots))
+        np.testing.assert_array_equal(likelihoods[name], one.nll(records))
 
 
 def test_members_and_recalibration_reach_the_risks_through_the_blend(

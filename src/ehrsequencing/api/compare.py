@@ -311,6 +311,8 @@ def _distance_at_horizon(rows: ScoredRows) -> dict[str, Floats]:
 class _OnOwnRecords(Predictor):
     """A run's predictor on its own records, asked at the prediction times that all runs have in common."""
 
+    by_hazards = False
+
     def __init__(self, inner: Predictor, own: TaskRecords, place: Ints) -> None:
         self.inner, self.own, self.place, self.name = inner, own, place, inner.name
         self.edges_days, self.n_causes = inner.edges_days, inner.n_causes

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from pandas.api.types import is_numeric_dtype
-from scipy.special import ndtr, ndtri
 
 from ehrsequencing.api.data import events_table, meds_folder
 from ehrsequencing.api.flat_table import START, STOP, SUBJECT, read_rows
@@ -276,6 +275,8 @@ def _fitted(
         raise EhrseqError(
             "nobody with all covariates had it", where=of, fix="name other covariates"
         )
+    from scipy.special import ndtr, ndtri  # which a run that is only loaded need not load
+
     found = fit_cox(rows, subject, is_efron=ties == "efron")
     together, reach = found.pop("p_all"), ndtri(0.975) * found["robust_se"]
     numbers = {

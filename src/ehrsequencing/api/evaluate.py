@@ -13,7 +13,6 @@ from ehrsequencing.api.data import as_table, data_config, is_path, meds_folder, 
 from ehrsequencing.api.evaluation import EvaluationResult
 from ehrsequencing.api.progress import bar, stages
 from ehrsequencing.api.run import warn_of
-from ehrsequencing.audit.audit import audit as audit_run
 from ehrsequencing.config import DataConfig, EvaluationConfig, StudyConfig, validated
 from ehrsequencing.core.elsewhere import answering
 from ehrsequencing.core.errors import EhrseqError, refuse_idle
@@ -198,6 +197,8 @@ def audit(
         >>> bool((checks.verdict == "leak").any())
         False
     """
+    from ehrsequencing.audit.audit import audit as audit_run  # which an evaluation need not load
+
     folder = run.folder if isinstance(run, Run) else Path(run)
     with bar("auditing", show=progress) as tick:
         result = audit_run(

@@ -14,7 +14,6 @@ from pandas.api.types import is_numeric_dtype
 
 from ehrsequencing.api.data import as_table, task_of
 from ehrsequencing.api.predictions import days_of
-from ehrsequencing.api.records import import_csv
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.config.base import DAYS_PER_YEAR, UNIT_DAYS
 from ehrsequencing.core.disclosure import SMALLEST_COUNT
@@ -145,6 +144,8 @@ def from_table(
         "events": [{"code_from": _CODE}, *events],
         "midnight": [START] if has_clock else [],
     }
+    from ehrsequencing.api.records import import_csv  # which a run that is loaded need not load
+
     with private_folder() as folder:
         rows.to_parquet(folder / "table.parquet", index=False)
         import_csv(folder / "table.parquet", out, map=columns, overwrite=overwrite, progress=False)

@@ -63,7 +63,9 @@ class Comparison:
             else from_index(self.landmark_days)
         )
 
-    def scored(self, model: str, *, weights: Ints32 | None = None) -> ScoredRows:
+    def scored(
+        self, model: str, *, weights: Ints32 | None = None, too_few: Bools | None = None
+    ) -> ScoredRows:
         """One model's rows, as they are or under a block of weights (resamples, n)."""
         return ScoredRows.of(
             self.duration_days,
@@ -73,6 +75,7 @@ class Comparison:
             weights=weights,
             censoring=self.censoring,
             expected=self.expected.get(model),
+            too_few=too_few,
         )
 
     def followed(self, horizon_days: float) -> Bools:

@@ -102,7 +102,8 @@ def _histogram(risk: Floats) -> Histogram:
 
 def _against_chance(scope: Comparison, model: str, ks: Estimate, seed: int) -> dict[str, Estimate]:
     """What ICI and KS would be if every risk were right."""
-    null = calibration_null(scope.scored(model), n_simulations=SIMULATIONS, seed=seed)
+    rows = scope.scored(model, too_few=scope.too_few())
+    null = calibration_null(rows, n_simulations=SIMULATIONS, seed=seed)
     undefined = np.isnan(null["ici"]).mean(axis=0) > 0.05
     upper = np.nanquantile(np.where(undefined, 0.0, null["ici"]), 0.95, axis=0)
     return {

@@ -105,18 +105,20 @@ def estimate(
         hides_few: Whether there is no interval where there are too few people.
     """
     point = metrics(scope.scored(model))
-    blocks = [metrics(scope.scored(model, weights=weights)) for weights in _work_blocks(scope)]
-    none = {name: np.zeros((0, *value.shape)) for name, value in point.items()}
-    samples = {
-        name: np.concatenate([none[name], *(block[name] for block in blocks)]) for name in point
-    }
     events = scope.subjects_with_event()
     subjects = np.full(len(scope.horizons_days), scope.subjects)
-    few = too_few(events, subjects)
-    for name, value in point.items() if hides_few else ():
-        samples[name][:, few[:, -value.shape[1] :]] = (
-            np.nan
-        )  # a mean over time goes by the last day
+    few = too_few(events, subjects) & hides_few
+    samples = {
+        name: np.full((len(scope.draws), *value.shape), np.nan) for name, value in point.items()
+    }
+    done = 0
+    for weights in () if few.all() else _work_blocks(scope):
+        block = metrics(scope.scored(model, weights=weights, too_few=few))
+        for name, values_there in block.items():
+            samples[name][done : done + len(weights)] = values_there
+        done += len(weights)
+    for name, value in point.items() if hides_few else ():  # a mean over time goes by the last day
+        samples[name][:, few[:, -value.shape[1] :]] = np.nan
     return {name: Estimate(value, samples[name], events, subjects) for name, value in point.items()}
 
 

@@ -65,7 +65,7 @@ from ehrsequencing.metrics.hazards import expected_events
 from ehrsequencing.prediction.run import RECALIBRATION, Run, add_to_run, opened, require_room
 from ehrsequencing.predictors.fit import Fitted
 from ehrsequencing.predictors.from_file import nll_through
-from ehrsequencing.predictors.predictor import Predictor
+from ehrsequencing.predictors.predictor import Predictor, risks_and_likelihoods
 from ehrsequencing.records.prepared import Prepared
 
 GRID_POINTS = 12  # of the integrated Brier score
@@ -135,6 +135,7 @@ class Evaluation:
         self.truth, notes = truth_of(population, self.task)
         self.warnings = [*population.warnings(), *notes]
         self.trials = trials_of(self.source, settings)
+        self.known_nll: dict[str, Floats] = {}  # by model, found with the risks
         # in order: ours, the baselines with the strongest first, the blend's other parts, others' files, the truth
         self.predictors: dict[str, Predictor] = {
             self.ours: self.source.predictor,
@@ -153,10 +154,8 @@ class Evaluation:
         """Model → (R, causes, knots), given no event in the blanking period."""
         progress("risk curves")
         start = self.task.blanking
-        risks = {
-            name: one.risk(self.records, self.knots, start_days=start)
-            for name, one in predictors.items()
-        }
+        risks, nll = risks_and_likelihoods(predictors, self.records, self.knots, start_days=start)
+        self.known_nll |= nll
         for risk in risks.values():
             np.clip(risk, 0.0, 1.0, out=risk)  # these arrays are large, and belong to nobody else
         return risks
@@ -265,7 +264,7 @@ class Evaluation:
         ours, *others = self.predictors
         if not self.predictors[ours].has_hazards:
             return {}
-        likelihoods = {ours: self.predictors[ours].nll(self.records)}
+        likelihoods = {ours: self.known_nll[ours]}
         knots, start = self.source.knots_days, self.task.blanking
         for name in others:
             predictor = self.predictors[name]
@@ -273,7 +272,7 @@ class Evaluation:
                 risk = predictor.risk(self.records, knots, start_days=start)
                 nll = nll_through(risk, knots, self.rows, start_days=start)
             else:
-                nll = predictor.nll(self.records)
+                nll = self.known_nll[name]
             if np.isfinite(nll).all():
                 likelihoods[name] = nll
             else:

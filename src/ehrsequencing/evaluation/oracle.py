@@ -112,6 +112,7 @@ class TrueHazards(Predictor):
     """The truth as a predictor at its own prediction times."""
 
     name = ORACLE
+    by_hazards = False
 
     def __init__(self, truth: Truth) -> None:
         self.truth, self.n_causes = truth, truth.hazards.shape[1]

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import stdtrit
 
 from ehrsequencing.config import EvaluationConfig, StudyConfig
 from ehrsequencing.core.arrays import Floats
@@ -76,6 +75,8 @@ def corrected_interval(
     mean, count = float(defined.mean()), len(defined)
     if count < 2:
         return mean, np.nan, np.nan
+    from scipy.special import stdtrit  # which a single evaluation need not load
+
     half = stdtrit(count - 1, (1 + level) / 2) * np.sqrt((1 / count + ratio) * defined.var(ddof=1))
     return mean, mean - float(half), mean + float(half)
 

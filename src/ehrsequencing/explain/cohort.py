@@ -5,6 +5,7 @@ attribute with two values, such as sex, one with the other; of a code with a num
 percentile of the subjects' with that at the 10th.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -95,17 +96,23 @@ def explain_cohort(
     others = _other_values(people)
     has_numbers = question.run.study.values.mode != "none"
     ranges = _ranges(people) if has_numbers else {}
-    removed = [removed_codes(question, record) for record in people]
+    found = [removed_codes(question, record) for record in people]
     contrasts = [_contrasts(record, others, ranges) for record in people]
+    carriers = Counter(code for codes, _ in found for code in codes)
+    # a code that is compared with another value, or that few lack, has no row for its removal
+    most = NEARLY_ALL * len(people)
+    shown = {code for code, n in carriers.items() if SMALLEST_COUNT <= n <= most}
+    shown -= {*others, *ranges}
+    removed = [[code for code in codes if code in shown] for codes, _ in found]
     asked = (
         _copies(question, records, record, changes, without=codes)
-        for record, (codes, _), (_, changes) in zip(people, removed, contrasts, strict=True)
+        for record, codes, (_, changes) in zip(people, removed, contrasts, strict=True)
     )
     risks: list[float] = []
     # three parallel lists, with one entry for each subject and code
     subject, code, effect = list[int](), list[Compared](), list[Floats]()
     answered = question.of_each(asked)
-    for answers, (codes, _), (names, _) in zip(answered, removed, contrasts, strict=True):
+    for answers, codes, (names, _) in zip(answered, removed, contrasts, strict=True):
         whole, without, changed = np.split(answers[:, 0], [1, 1 + len(codes)])
         code += [*((name, None) for name in codes), *names]
         effect += [whole - without, changed[::2] - changed[1::2]]
@@ -115,9 +122,9 @@ def explain_cohort(
     weights = None
     if bootstrap:
         weights = np.concatenate(list(bootstrap_subjects(np.arange(len(risks)), bootstrap, 0)))
-    owner, compared = np.array(subject, dtype=np.int64), {*others, *ranges}
-    table = _table(code, np.concatenate(effect), owner, weights, len(risks), compared)
-    is_part = any(more for _, more in removed)
+    owner = np.array(subject, dtype=np.int64)
+    table = _table(code, np.concatenate(effect), owner, weights)
+    is_part = any(more for _, more in found)
     return CohortEffects(len(risks), float(np.mean(risks)), table, is_part)
 
 
@@ -292,20 +299,14 @@ def _table(
     effect: Floats,
     subject: Ints,
     weights: Ints | None,
-    subjects: int,
-    compared: set[str],
 ) -> pa.Table:
-    """One row a code, from the effect (n, 2) of each code of each subject, and weights (B, subjects) of resamples.
-
-    `compared` are the codes whose effect is to another value: a record without them is not shown.
-    """
+    """One row a code, from the effect (n, 2) of each code of each subject, and weights (B, subjects) of resamples."""
     numbers = {key: k for k, key in enumerate(dict.fromkeys(code))}
     number = np.array([numbers[key] for key in code], dtype=np.int64)
     carriers = np.bincount(number, minlength=len(numbers))
     rows = list[dict[str, Any]]()
     for (name, against), k in numbers.items():
-        is_whole = against is None and (name in compared or carriers[k] > NEARLY_ALL * subjects)
-        if carriers[k] < SMALLEST_COUNT or is_whole:
+        if carriers[k] < SMALLEST_COUNT:
             continue
         own = np.flatnonzero(number == k)
         row = {

@@ -1,11 +1,13 @@
 """The codes that a page shows: words, units, lanes, which codes go together, and what their removal does."""
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.sparse import csr_matrix
 
 from ehrsequencing.core.arrays import Bools, Floats32, Ints, offsets
 from ehrsequencing.explain import Edit, edited_risks, subject_records
@@ -13,6 +15,9 @@ from ehrsequencing.explorer.patients import Gathered, Patients
 from ehrsequencing.prediction.predict import NewRecords
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.reporting.patient import kind_of
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix  # loaded where a page is made
 
 RARE = "rare code"
 COMMON = 10  # a code goes along with another if `COMMON` times as many patients have the first as lack the second
@@ -114,6 +119,8 @@ _MEASURED = {"LAB", "MEASUREMENT", "VITAL", "OBSERVATION"}
 
 def _carriers(patients: Patients, n_codes: int) -> csr_matrix:
     """(S, C) which patient has which code, at any time or without one."""
+    from scipy.sparse import csr_matrix
+
     owner = np.repeat(np.arange(len(patients)), np.diff(patients.visit_offsets))
     owner = np.repeat(owner, np.diff(patients.item_offsets))
     static = np.repeat(np.arange(len(patients)), np.diff(patients.static_offsets))

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import expit
 
 from ehrsequencing.core.arrays import Bools, Floats, Ints, Ints32
 from ehrsequencing.metrics.calibration import (
     clipped_logit,
     distance_indices,
+    expit,
     fit_logistic,
     largest_gap,
     spline_design,
@@ -90,10 +90,10 @@ def percentile_interval(
     """
     values = np.asarray(samples, dtype=np.float64)
     undefined = np.isnan(values).mean(axis=0) > largest_undefined_share
-    # A NaN becomes a 0 only where the result is thrown away; elsewhere nanquantile leaves it out.
-    limits = np.nanquantile(
-        np.where(undefined, 0.0, values), [(1.0 - level) / 2.0, (1.0 + level) / 2.0], axis=0
-    )
+    # A NaN becomes a 0 only where the result is thrown away; elsewhere nanquantile leaves it out, one column at a time.
+    known = np.where(undefined, 0.0, values)
+    quantile = np.nanquantile if np.isnan(known).any() else np.quantile
+    limits = quantile(known, [(1.0 - level) / 2.0, (1.0 + level) / 2.0], axis=0)
     lower, upper = np.where(undefined, np.nan, limits)
     return lower, upper
 
@@ -144,18 +144,21 @@ def calibration_null(
     values = np.full((4, n_simulations, *rows.risk.shape[1:]), np.nan)
     step = max(1, SIMULATED_ELEMENTS // max(1, len(drawn)))
     for h in np.flatnonzero(rows.covered[0]):
+        causes = [e for e, at in rows.places() if at == h]
+        if not causes:
+            continue
         world = _World.of(rows, int(h))
         risk = rows.risk[drawn][:, :, h]
-        designs = [
-            spline_design(clipped_logit(risk[:, e]), spline_knots(rows.risk[:, e, h]))
-            for e in range(rows.n_causes)
-        ]
+        designs = {
+            e: spline_design(clipped_logit(risk[:, e]), spline_knots(rows.risk[:, e, h]))
+            for e in causes
+        }
         for start in range(0, n_simulations, step):
             rng = np.random.default_rng([seed, int(h), start])
             n_block = min(step, n_simulations - start)
             status, known = world.simulate(risk, n_block, rng)
             ones = np.ones_like(known)
-            for e, design in enumerate(designs):
+            for e, design in designs.items():
                 outcome = (status == e + 1).astype(np.float64)
                 fitted = expit(fit_logistic(design, outcome, known) @ design.T)
                 block = slice(start, start + n_block)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.special import expit, logit
 
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.metrics.censoring import SubjectClock, divide
@@ -58,7 +57,7 @@ def calibration_intercept_slope(rows: ScoredRows) -> tuple[Floats, Floats]:
     """
     intercept = np.full((len(rows.weights), *rows.risk.shape[1:]), np.nan)
     slope = intercept.copy()
-    for e, h in np.ndindex(*rows.risk.shape[1:]):
+    for e, h in rows.places():
         x = clipped_logit(rows.risk[:, e, h])
         y, known = rows.has_event_by(h)[e].astype(np.float64), rows.known_weights(h)
         counts = known.any(axis=0)  # whoever was censored before the horizon counts in no resample
@@ -86,8 +85,8 @@ def smooth_calibration(rows: ScoredRows, *, points: int = 50) -> SmoothCalibrati
     """
     shape = (len(rows.weights), *rows.risk.shape[1:])
     observed, indices = np.full((*shape, points), np.nan), np.full((3, *shape), np.nan)
-    predicted = np.empty((*shape[1:], points))
-    for e, h in np.ndindex(*shape[1:]):
+    predicted = np.full((*shape[1:], points), np.nan)
+    for e, h in rows.places():
         risk = rows.risk[:, e, h]
         predicted[e, h] = np.linspace(np.quantile(risk, 0.01), np.quantile(risk, 0.99), points)
         knots = spline_knots(risk)
@@ -299,7 +298,13 @@ RECORDS = (
 
 def clipped_logit(risk: Floats) -> Floats:
     """Logit of the risk, cut off at `SMALLEST_RISK` from 0 and 1."""
-    return logit(np.clip(risk, SMALLEST_RISK, 1.0 - SMALLEST_RISK))
+    clipped = np.clip(risk, SMALLEST_RISK, 1.0 - SMALLEST_RISK)
+    return np.asarray(np.log(clipped / (1.0 - clipped)))
+
+
+def expit(x: Floats) -> Floats:
+    """The inverse of the logit."""
+    return np.asarray(0.5 + 0.5 * np.tanh(x / 2.0))
 
 
 def spline_knots(risk: Floats) -> Floats:

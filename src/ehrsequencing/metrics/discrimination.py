@@ -139,8 +139,10 @@ RECORDS = (
 
 def _per_cell(rows: ScoredRows, metric: Callable[[ScoredRows, int, int], Floats]) -> Floats:
     """`metric` for each cause and horizon, NaN where follow-up does not reach the horizon."""
-    cells = [[metric(rows, e, h) for h in range(rows.risk.shape[2])] for e in range(rows.n_causes)]
-    return rows.finish(rows.where_covered(np.moveaxis(np.array(cells), -1, 0)))
+    values = np.full((len(rows.weights), *rows.risk.shape[1:]), np.nan)
+    for e, h in rows.places():
+        values[:, e, h] = metric(rows, e, h)
+    return rows.finish(rows.where_covered(values))
 
 
 def _auc(rows: ScoredRows, e: int, h: int) -> Floats:

@@ -43,6 +43,8 @@ class ScoredRows:
     # (n, causes, horizons) events that the model expects of each row while it is under observation; None: those of the
     # hazards through its risks
     own_expected: Floats | None = None
+    # (causes, horizons) where too few people had the event: costly metrics are NaN there
+    too_few: Bools | None = None
 
     @classmethod
     def of(
@@ -55,6 +57,7 @@ class ScoredRows:
         weights: ArrayLike | None = None,
         censoring: StepFunction | SubjectClock | None = None,
         expected: ArrayLike | None = None,
+        too_few: Bools | None = None,
     ) -> ScoredRows:
         """Check the inputs and bring them into one form.
 
@@ -69,6 +72,7 @@ class ScoredRows:
                 for each resample.
             expected: (n, causes, horizons) events that the model expects of each row by each horizon while it is under
                 observation. Default: those of the hazards through the risks (`expected_events`).
+            too_few: (causes, horizons) places whose values are thrown away: costly metrics are NaN there.
 
         Raises:
             EhrseqError: Shapes that do not fit, risks outside [0, 1] or missing, horizons not increasing.
@@ -102,12 +106,18 @@ class ScoredRows:
             risks = np.clip(risks, 0.0, 1.0)
         own = None if expected is None else np.asarray(expected, dtype=np.float64)
         block = np.atleast_2d(weight)
-        return cls(duration, codes, risks, horizons, block, censoring, weight.ndim == 2, own)
+        is_block = weight.ndim == 2
+        return cls(duration, codes, risks, horizons, block, censoring, is_block, own, too_few)
 
     @property
     def n_causes(self) -> int:
         """How many causes the risks have."""
         return int(self.risk.shape[1])
+
+    def places(self) -> list[tuple[int, int]]:
+        """Cause and horizon numbers of every place but those of too few people."""
+        few = np.zeros(self.risk.shape[1:], bool) if self.too_few is None else self.too_few
+        return [(e, h) for e, h in np.ndindex(*few.shape) if not few[e, h]]
 
     @cached_property
     def total_weight(self) -> Floats:

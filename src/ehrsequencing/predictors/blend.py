@@ -20,7 +20,7 @@ from ehrsequencing.predictors.features import LinearDesign
 from ehrsequencing.predictors.history import FeatureSpec
 from ehrsequencing.predictors.landmark_cox import CoxHazards
 from ehrsequencing.predictors.of_history import hazards_of_each
-from ehrsequencing.predictors.predictor import Predictor, in_parts
+from ehrsequencing.predictors.predictor import Known, Predictor, in_parts
 from ehrsequencing.predictors.weights import BlendWeights, blended_hazards
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.vocabulary import Vocabulary
@@ -46,8 +46,12 @@ class Blend(Predictor):
 
     def hazards(self, records: TaskRecords) -> Iterator[tuple[slice, Floats]]:
         """See `Predictor`."""
-        for rows, parts in hazards_of_each(self.parts, records):
-            yield rows, blended_hazards(parts, self.weights.value, self.edges_days)
+        for rows, part in in_parts(records):
+            yield rows, self.of_part(part, Known())
+
+    def _of_part(self, part: TaskRecords, known: Known) -> Floats:
+        parts = [one.of_part(part, known) for one in self.parts]
+        return blended_hazards(parts, self.weights.value, self.edges_days)
 
     def spread(self, records: TaskRecords) -> Iterator[tuple[slice, Floats]]:
         """See `Predictor`; the other parts are asked once for all members."""

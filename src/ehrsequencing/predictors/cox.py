@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.linalg import cho_factor, cho_solve
 
 from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.core.errors import EhrseqError
@@ -177,6 +176,8 @@ class CoxRegression:
         beta = np.zeros(self.z.shape[1]) if start is None else start.copy()
         value, gradient = self._penalised(beta, ridge)
         is_here = self.information is None
+        from scipy.linalg import cho_solve  # which predictions need not load
+
         factor = self._factor(beta, ridge, anew=is_here)
         last = np.inf  # what the step before promised
         for _ in range(_MOST_ITERATIONS):
@@ -210,6 +211,8 @@ class CoxRegression:
 
     def _factor(self, beta: Floats, ridge: float, *, anew: bool) -> tuple[Floats, bool]:
         """Cholesky factor of the penalised information, found anew at β or as it was last found."""
+        from scipy.linalg import cho_factor
+
         if anew or self.information is None:
             self.information = information(self.z, beta, self.sets)
         return cho_factor(self.information + ridge * np.eye(len(beta)))

@@ -28,6 +28,7 @@ from ehrsequencing.records.timelines import TaskRecords, TaskRows
 
 __all__ = ["BASELINES", "fit_baselines"]
 
+MOST_STEPS, MOST_LOG_RATE = 100, 500.0  # of a Poisson regression
 EVENTS_TO_CHOOSE = 100  # tuning subjects with the event of interest; fewer do not say which baseline is the strongest
 
 
@@ -38,6 +39,7 @@ class MarginalIncidence(Predictor):
     """
 
     name = "Aalen–Johansen"
+    by_hazards = False
 
     def __init__(self, data: FittingData) -> None:
         self.edges_days, self.n_causes = data.edges_days, len(data.task.causes)
@@ -106,21 +108,15 @@ class AgeAndSex(Predictor):
         design = self._design(data.train)
         self.mean_age = float(np.nanmean(design[:, 0])) if np.isfinite(design[:, 0]).any() else 50.0
         x = self._filled(design)
-        from sklearn.linear_model import (
-            PoissonRegressor,  # seconds, which predictions need not wait
-        )
-
-        self.models: list[PoissonRegressor | None] = []
+        self.coefficients: list[Floats | None] = []
         for e in range(self.n_causes):
             # The factor is the same in every bin, so that a prediction time needs one row with its summed weight.
             total, events = days @ cohort[e], (rows.cause == e + 1).astype(np.float64)
             at_risk = total > 0
             if not events.any():
-                self.models.append(None)
+                self.coefficients.append(None)
                 continue
-            model = PoissonRegressor(alpha=1e-4, solver="newton-cholesky", max_iter=200)
-            rate = events[at_risk] / total[at_risk]
-            self.models.append(model.fit(x[at_risk], rate, sample_weight=total[at_risk]))
+            self.coefficients.append(fit_poisson(x[at_risk], events[at_risk], total[at_risk]))
         level = data.level(np.arange(len(rows)), lambda part: cohort * self._factor(x[part]))
         self.base = cohort * level  # (2, causes, bins)
 
@@ -143,7 +139,9 @@ class AgeAndSex(Predictor):
     def _factor(self, x: Floats) -> Floats:
         """The factor f (r, causes, 1) of covariates (r, ·)."""
         flat = np.ones(len(x))  # of a cause without a training event
-        factors = [flat if model is None else model.predict(x) for model in self.models]
+        factors = [
+            flat if beta is None else np.exp(beta[0] + x @ beta[1:]) for beta in self.coefficients
+        ]
         return np.stack(factors, axis=1)[:, :, None]
 
     def hazards(self, records: TaskRecords) -> Iterator[tuple[slice, Floats]]:
@@ -151,6 +149,41 @@ class AgeAndSex(Predictor):
         for rows, part in in_parts(records):
             factor = self._factor(self._filled(self._design(part)))
             yield rows, self.base[kind_of(part.rows, np.arange(len(part)))] * factor
+
+
+def fit_poisson(x: Floats, events: Floats, exposure: Floats, *, ridge: float = 1e-4) -> Floats:
+    """Poisson regression of events during an exposure, by Newton's method with halved steps.
+
+        minimise  (1 / Σ t) Σ (t_i exp(η_i) − n_i η_i) + ½ ridge |β|²      η = β_0 + x β, β_0 free
+
+    Args:
+        x: (r, c) covariates.
+        events: (r,) n, at least one.
+        exposure: (r,) t, above 0.
+        ridge: Penalty of each coefficient but the intercept.
+
+    Returns:
+        (1 + c,) intercept and coefficients.
+    """
+    design = np.column_stack([np.ones(len(x)), x])
+    penalty = np.r_[0.0, np.full(x.shape[1], ridge)]
+    beta = np.r_[np.log(events.sum() / exposure.sum()), np.zeros(x.shape[1])]
+    weight, rate = exposure / exposure.sum(), events / exposure
+    step, loss = np.zeros_like(beta), np.inf
+    for _ in range(MOST_STEPS):
+        eta = np.minimum(design @ (beta + step), MOST_LOG_RATE)
+        mean = np.exp(eta)
+        now = weight @ (mean - rate * eta) + 0.5 * penalty @ (beta + step) ** 2
+        if not now <= loss + 1e-14 * abs(loss):
+            step = step / 2.0
+            continue
+        beta, loss = beta + step, now
+        gradient = design.T @ (weight * (mean - rate)) + penalty * beta
+        curvature = (design * (weight * mean)[:, None]).T @ design + np.diag(penalty)
+        step = -np.linalg.solve(curvature, gradient)
+        if np.abs(step).max() < 1e-10:
+            break
+    return beta
 
 
 def _days_since_index(rows: TaskRows) -> Floats:

@@ -30,6 +30,8 @@ class FromFile(Predictor):
         start_days: They are given no event for so long (the task's blanking).
     """
 
+    by_hazards = False
+
     def __init__(
         self,
         name: str,

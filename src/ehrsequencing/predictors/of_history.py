@@ -7,7 +7,7 @@ import numpy as np
 
 from ehrsequencing.core.arrays import Floats, Floats32
 from ehrsequencing.predictors.history import FeatureSpec, history_features
-from ehrsequencing.predictors.predictor import Predictor, in_parts
+from ehrsequencing.predictors.predictor import Known, Predictor, in_parts
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
 from ehrsequencing.records.vocabulary import Vocabulary
 
@@ -35,7 +35,12 @@ class OfHistory(Predictor):
     def hazards(self, records: TaskRecords) -> Iterator[tuple[slice, Floats]]:
         """See `Predictor`."""
         for rows, part in in_parts(records):
-            yield rows, self.of_history(self.history(part), part.rows)
+            yield rows, self.of_part(part, Known())
+
+    def _of_part(self, part: TaskRecords, known: Known) -> Floats:
+        if self.columns not in known.history:
+            known.history[self.columns] = self.history(part)
+        return self.of_history(known.history[self.columns], part.rows)
 
 
 def hazards_of_each(
@@ -46,13 +51,5 @@ def hazards_of_each(
     Features that several look at are made once.
     """
     for rows, part in in_parts(records):
-        known: dict[FeatureSpec, Floats32] = {}
-        hazards = []
-        for one in predictors:
-            if isinstance(one, OfHistory):
-                if one.columns not in known:
-                    known[one.columns] = one.history(part)
-                hazards.append(one.of_history(known[one.columns], part.rows))
-            else:
-                hazards.append(one.all_hazards(part))
-        yield rows, hazards
+        known = Known()
+        yield rows, [one.of_part(part, known) for one in predictors]

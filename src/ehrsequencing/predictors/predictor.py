@@ -3,18 +3,29 @@
 A subclass says hazards; risks, likelihoods and recalibrated answers follow from them, and are defined here only.
 """
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from ehrsequencing.core import arrays
-from ehrsequencing.core.arrays import Floats, scratch
+from ehrsequencing.core.arrays import Floats, Floats32, scratch
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.hazards import cumulative_incidence, horizon_nll
-from ehrsequencing.records.timelines import TaskRecords
+from ehrsequencing.records.timelines import TaskRecords, TaskRows
 
 __all__ = ["Predictor", "in_parts"]
+
+
+@dataclass
+class Known:
+    """What is known of a part of some records: hazards by predictor (`id`), features by what asks for them."""
+
+    hazards: dict[int, Floats] = field(default_factory=dict)
+    history: dict[Hashable, Floats32] = field(default_factory=dict)
 
 
 class Predictor(ABC):
@@ -25,6 +36,7 @@ class Predictor(ABC):
         edges_days: The K − 1 inner edges of its grid, in days after the prediction time; the last bin is open.
         n_causes: E, how many causes it answers for.
         has_hazards: Whether it has hazards, and with them a likelihood.
+        by_hazards: Whether its risks at any rows are those of its hazards there.
         members: Where it is an ensemble, what each of its members alone would answer.
     """
 
@@ -32,11 +44,21 @@ class Predictor(ABC):
     edges_days: tuple[float, ...]
     n_causes: int
     has_hazards: bool = True
-    members: Sequence["Predictor"] = ()
+    by_hazards: bool = True
+    members: Sequence[Predictor] = ()
 
     @abstractmethod
     def hazards(self, records: TaskRecords) -> Iterator[tuple[slice, Floats]]:
         """Some rows at a time, those of `in_parts`, and their hazards (r, E, K) per day, above 0."""
+
+    def of_part(self, part: TaskRecords, known: Known) -> Floats:
+        """Hazards (r, E, K) per day of the rows of a part of `in_parts`; what is known of it is not made again."""
+        if id(self) not in known.hazards:
+            known.hazards[id(self)] = self._of_part(part, known)
+        return known.hazards[id(self)]
+
+    def _of_part(self, part: TaskRecords, known: Known) -> Floats:
+        return self.all_hazards(part)
 
     def risk(
         self,
@@ -69,18 +91,21 @@ class Predictor(ABC):
         """
         if not self.has_hazards:
             raise without_hazards(self.name)
-        labels, out = records.rows, np.empty(len(records))
+        out = np.empty(len(records))
         for rows, hazards in self.hazards(records):
-            out[rows] = horizon_nll(
-                hazards,
-                self.edges_days,
-                duration_days=np.asarray(labels.duration_days[rows]),
-                cause=labels.cause[rows],
-                entry_days=labels.entry_days[rows],
-            )
+            out[rows] = self._nll_of(hazards, records.rows, rows)
         return out
 
-    def recalibrated(self, intercept: Floats, slope: Floats) -> "Predictor":
+    def _nll_of(self, hazards: Floats, labels: TaskRows, rows: slice) -> Floats:
+        return horizon_nll(
+            hazards,
+            self.edges_days,
+            duration_days=np.asarray(labels.duration_days[rows]),
+            cause=labels.cause[rows],
+            entry_days=labels.entry_days[rows],
+        )
+
+    def recalibrated(self, intercept: Floats, slope: Floats) -> Predictor:
         """The same with shifted and stretched log-hazards, see `Recalibrated`."""
         return Recalibrated(self, intercept, slope)
 
@@ -160,10 +185,50 @@ class Recalibrated(Predictor):
         for rows, hazards in self.inner.hazards(records):
             yield rows, np.exp(self.intercept + self.slope * np.log(hazards))
 
+    def _of_part(self, part: TaskRecords, known: Known) -> Floats:
+        hazards = self.inner.of_part(part, known)
+        return np.exp(self.intercept + self.slope * np.log(hazards))
+
     def spread(self, records: TaskRecords) -> Iterator[tuple[slice, Floats]]:
         """See `Predictor`."""
         for rows, each in self.inner.spread(records):
             yield rows, np.exp(self.intercept + self.slope * np.log(each))
+
+
+def risks_and_likelihoods(
+    predictors: Mapping[str, Predictor],
+    records: TaskRecords,
+    horizons_days: Floats,
+    *,
+    start_days: float = 0.0,
+) -> tuple[dict[str, Floats], dict[str, Floats]]:
+    """`risk` (R, E, H) of each of some predictors, and `nll` (R,) of those that have one; what they share is made once.
+
+    Args:
+        predictors: By name.
+        records: As of `risk`, with labels.
+        horizons_days: As of `risk`.
+        start_days: As of `risk`.
+    """
+    shared = {name: one for name, one in predictors.items() if one.by_hazards}
+    risks = {
+        name: scratch(len(records), one.n_causes, len(horizons_days))
+        if name in shared
+        else one.risk(records, horizons_days, start_days=start_days)
+        for name, one in predictors.items()
+    }
+    nll = {
+        name: np.empty(len(records)) if name in shared else one.nll(records)
+        for name, one in predictors.items()
+        if one.has_hazards
+    }
+    for rows, part in in_parts(records):
+        known = Known()
+        for name, one in shared.items():
+            hazards = one.of_part(part, known)
+            risks[name][rows] = one._incidence(hazards, horizons_days, start_days)
+            nll[name][rows] = one._nll_of(hazards, records.rows, rows)
+    return risks, nll
 
 
 def in_parts(records: TaskRecords) -> Iterator[tuple[slice, TaskRecords]]:

@@ -12,7 +12,6 @@ the form of R's `cox.zph` since survival 3). A fit costs O(events · rows at ris
 """
 
 import numpy as np
-from scipy.special import chdtrc
 
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.errors import EhrseqError
@@ -45,6 +44,8 @@ def fit_cox(rows: CoxRows, subject: Ints, *, is_efron: bool) -> dict[str, Floats
         >>> fit_cox(rows, np.arange(4), is_efron=True)["coef"].round(4).tolist()  # log((1 + √17) / 2), by hand
         [0.9406]
     """
+    from scipy.special import chdtrc
+
     scale = np.where(rows.x.std(axis=0) > 0, rows.x.std(axis=0), 1.0)
     z = (rows.x - rows.x.mean(axis=0)) / scale
     beta, step, before = np.zeros(len(scale)), np.zeros(len(scale)), -np.inf

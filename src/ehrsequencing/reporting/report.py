@@ -16,7 +16,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from ehrsequencing.core.files import Page, write_bytes
+from ehrsequencing.core.files import Page, Shareable, write_bytes
 from ehrsequencing.core.redaction import owners_part, redact
 from ehrsequencing.core.result_types import DecisionRow, Exact, Shared, SmoothRow, place_of
 from ehrsequencing.evaluation.context import QUESTIONS
@@ -191,7 +191,8 @@ def write_page(path: Path, text: str) -> None:
 
 def pages(metrics: Exact | Shared) -> dict[str, str]:
     """Every page of the report by the name of its file."""
-    return {page: render(metrics, page) for page in PAGES}
+    redacted = redact(metrics, decimals=False)
+    return {page: _page(redacted, metrics, page) for page in PAGES}
 
 
 def render(metrics: Exact | Shared, page: str = DETAILS) -> str:
@@ -201,7 +202,10 @@ def render(metrics: Exact | Shared, page: str = DETAILS) -> str:
         metrics: The content of `metrics.json`.
         page: `report.html` or `report-details.html`.
     """
-    m = redact(metrics, decimals=False)
+    return _page(redact(metrics, decimals=False), metrics, page)
+
+
+def _page(m: Shareable[Shared], metrics: Exact | Shared, page: str) -> str:
     if page == DETAILS and m.keys() - metrics.keys() == {"individual"}:  # of real people, exact
         return _drawn({**m, **owners_part(metrics)}, page)
     return m.drawn(partial(_drawn, page=page))
@@ -268,9 +272,9 @@ def _clean(value: Any) -> Any:
     """Replace what no document may hold (control characters, half surrogates); NaN and infinity become undefined."""
     if isinstance(value, str):
         return _NOT_TEXT.sub("�", value)
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return {_clean(key): _clean(inner) for key, inner in value.items()}
-    if isinstance(value, Sequence):
+    if isinstance(value, (list, tuple)):
         return [_clean(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
