@@ -278,7 +278,9 @@ class Copies:
 
 # ---- the question: which cause, horizon and prediction time ----------------------------------------------------------
 
-ROWS_AT_ONCE = 100_000  # rows of all copies that are answered together: four times as many take 480 MiB more
+ROWS_AT_ONCE = (
+    100_000  # rows of all copies that are answered together: four times as many take 480 MiB more
+)
 
 
 @dataclass(frozen=True)
