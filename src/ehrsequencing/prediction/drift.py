@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ehrsequencing.config import DataConfig, DriftConfig
-from ehrsequencing.core.arrays import Floats
+from ehrsequencing.core.arrays import Bools, Floats
 from ehrsequencing.core.disclosure import SMALLEST_COUNT, rounded, shareable_count, shareable_rate
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.codes import CodeMatcher, code_type, read_parents
@@ -22,6 +22,7 @@ from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.meds import MedsReader
 from ehrsequencing.records.people import MEASURES, People, visits_a_year
 from ehrsequencing.records.survey import Progress, Steps, survey
+from ehrsequencing.records.vocabulary import Vocabulary
 
 FEWEST_PEOPLE, FEWEST_NUMBERS = (
     30,
@@ -262,15 +263,45 @@ def _distance(name: str, own: Sampled, trained: int, limit: float) -> Difference
 
 def _numbers(people: People, limits: DriftConfig) -> Iterator[Difference]:
     """Codes whose numbers lie outside the 1st to 99th percentile of the training people's."""
-    vocabulary = people.vocabulary
-    # all numbers of a few people are one group, which has a mean and no percentiles
-    is_group = (vocabulary.knots[:, 0] == vocabulary.knots[:, -1]) & (vocabulary.sd != 1.0)
+    vocabulary, is_group = people.vocabulary, _is_group(people.vocabulary)
     for code, n in people.judged.items():
         enough = n >= SMALLEST_COUNT and people.numbers[code] >= FEWEST_NUMBERS
         if enough and not is_group[vocabulary.scale[vocabulary.index[code]]]:
             share = people.outside[code] / n
             size, is_alarm = rounded(max(share - USUAL, 0.0)), share > limits.numbers
             yield Difference("numbers", code, size, USUAL, round(share, 2), is_alarm)
+
+
+def _is_group(vocabulary: Vocabulary) -> Bools:
+    """Which scales are of so few people that all their numbers are one group: a mean and no percentiles."""
+    return np.asarray((vocabulary.knots[:, 0] == vocabulary.knots[:, -1]) & (vocabulary.sd != 1.0))
+
+
+def unusual(person: People, run: Run) -> Iterator[tuple[str | None, str]]:
+    """How one person's record differs from all that the run was trained on: a code or None, and what is unusual.
+
+    Short records are not: training people had short ones too, before theirs became long.
+    """
+    vocabulary, reference = person.vocabulary, run.training_people
+    is_group = _is_group(vocabulary)
+    for code, share in person.outside.items():
+        if share and not is_group[vocabulary.scale[vocabulary.index[code]]]:
+            yield code, "a number outside the 1st to 99th percentile of the training people"
+    known = reference or {"people": 0, "codes": {}, "measures": {}}
+    for code, (had, _) in known["codes"].items():
+        if had > known["people"] - SMALLEST_COUNT and not person.subjects[code]:
+            yield code, "nearly all training people have it, and this record has not"
+    for name, (values, _) in person.measured(0).items():
+        knots = known["measures"].get(name) if name != "last_visit" else None
+        if knots is not None and len(values):
+            low, high = np.interp((0.01, 0.99), np.linspace(0, 1, len(knots)), knots)
+            if values[0] > high or (name == "age" and values[0] < low):
+                yield (
+                    None,
+                    f"{MEASURES[name]}: {values[0]:,.0f}, {low:,.0f} to {high:,.0f} in training",
+                )
+    if person.unknown_share > MUCH_UNKNOWN:
+        yield None, "more than half of its rows have a code that the run does not know"
 
 
 def _chance(share: float, n: float, trained: float) -> float:
