@@ -322,10 +322,11 @@ def serve(
     allowed = access_to(host, token=token, names=names)
     run = Run(run_folder)
     predictor = Predictor(run, data, recalibrated=recalibrated, limits=limits)
-    for moved in check_reference(run):
-        say(f"warning: {moved}")
     with listener(host, port) as bound:
-        running = server(predictor, allowed, explorer(run))
+        page = explorer(run)  # it says as much where the reference risks have moved
+        for moved in check_reference(run) if page is None else ():
+            say(f"warning: {moved}")
+        running = server(predictor, allowed, page)
         shown = f"[{host}]" if ":" in host else host
         gc.collect()
         gc.freeze()  # what is loaded by now stays: later collections need not look at it, and pause no request

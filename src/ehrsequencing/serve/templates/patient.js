@@ -119,6 +119,7 @@ function begin() {
   byId("horizon").append(...about.horizons_days.map((days, k) => el("option", { value: k, selected: k === about.main }, duration(days))));
   const later = () => {
     document.body.dataset.state = "waiting";
+    asking.abort(); // an answer to what is no longer typed is not drawn
     clearTimeout(waits);
     waits = setTimeout(refresh, PATIENCE);
   };
