@@ -24,7 +24,8 @@ DAY = "2026-11-28"
 
 def meds_of(rows: list[dict[str, Any]], folder: Path) -> Path:
     """A data set of one person with the rows of a request."""
-    return write_meds(folder, [Row(1, row["time"] and us(row["time"]), row["code"], row["numeric_value"]) for row in rows])
+    written = [Row(1, row["time"] and us(row["time"]), row["code"], row["numeric_value"]) for row in rows]
+    return write_meds(folder, written)
 
 
 @pytest.fixture(scope="module")
