@@ -189,3 +189,19 @@ def send(cases: st.SearchStrategy[schemathesis.Case], number: int) -> None:
         case.call_and_validate(checks=CHECKS)
 
     ask()
+
+
+NO_TIMES = (20240101, 1.5, True, "20240101", "1704067200", "", "2024", "2024-02-30", "-2024-01-01", "12024-01-01")
+
+
+@pytest.mark.parametrize("time", [*NO_TIMES, "2024-01-01Z", "2024-01-01T10:00:00+01:00", "2024-01-01T25:00"])
+def test_what_is_no_clock_time_is_one_clear_error(client: Client, time: object) -> None:
+    reply = client.ask("POST", "/predict", {"rows": [{"time": time, "code": "ENROLLMENT"}]})
+    assert (reply.status, reply.json["where"]) == (422, "body.rows.0.time")
+    assert reply.json["detail"] == "is no clock time without a zone"
+    assert reply.json["fix"] == "write it as 2024-03-01 or 2024-03-01T09:30:00"
+
+
+@pytest.mark.parametrize("time", ["2024-01-01", "2024-01-01 10:00", "2024-01-01T10:00:00.1234567"])
+def test_clock_times_are_read(client: Client, time: str) -> None:
+    assert client.ask("POST", "/predict", {"rows": [{"time": time, "code": "ENROLLMENT"}]}).status == 200

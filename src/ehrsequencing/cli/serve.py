@@ -122,7 +122,8 @@ def serve(
     def on_start(url: str) -> None:
         started.append(url)
         say(
-            f"listening on {url} ({'with' if token else 'without'} a token); the API is described at {url}/openapi.json"
+            f"listening on {url} ({'with' if token else 'without'} a token); one patient: {url}/patient; the API is "
+            f"described at {url}/openapi.json"
         )
 
     listen(

@@ -67,7 +67,7 @@ def shown_codes(
     known = (
         ~vocabulary.is_unknown(vocabulary.ids(tuple(names))) if names else np.zeros(0, dtype=bool)
     )
-    words, units = _words(names, descriptions), [unit_of(name) for name in names]
+    words, units = words_of(names, descriptions), [unit_of(name) for name in names]
     lanes = [kind_of(name) for name in names]
     if ((people > 0) & (people < fewest)).any():
         names, words, units, lanes = (
@@ -90,7 +90,7 @@ def shown_codes(
     )
 
 
-def _words(names: list[str], descriptions: Mapping[str, str]) -> list[str]:
+def words_of(names: list[str], descriptions: Mapping[str, str]) -> list[str]:
     """Descriptions; codes that share one also have their names."""
     words = [descriptions.get(name, name) for name in names]
     several = {text for text, count in Counter(words).items() if count > 1}

@@ -14,14 +14,15 @@ from typing import Any
 import numpy as np
 
 from ehrsequencing.config import DataConfig, DriftConfig
-from ehrsequencing.core.arrays import Floats
+from ehrsequencing.core.arrays import Bools, Floats
 from ehrsequencing.core.disclosure import SMALLEST_COUNT, rounded, shareable_count, shareable_rate
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.codes import CodeMatcher, code_type, read_parents
 from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.meds import MedsReader
-from ehrsequencing.records.people import MEASURES, People, visits_a_year
+from ehrsequencing.records.people import MEASURES, People, mean_and_sd, visits_a_year
 from ehrsequencing.records.survey import Progress, Steps, survey
+from ehrsequencing.records.vocabulary import Vocabulary
 
 FEWEST_PEOPLE, FEWEST_NUMBERS = (
     30,
@@ -30,6 +31,9 @@ FEWEST_PEOPLE, FEWEST_NUMBERS = (
 EXPECTED = 10.0  # people who should have a code: that nobody has it is then no chance
 # standard errors of chance: of a share, and of a distance between distributions
 SIGMAS, KS_SIGMAS = 4.0, 2.5
+MOST_VISITS = (
+    0.5  # rows a visit of a code from which its rate is compared: not of one that comes once
+)
 USUAL = 0.02  # share of the training people's numbers outside their 1st to 99th percentile
 MUCH_UNKNOWN = 0.5  # share of rows with a code that the run does not know
 MOST_NAMED = 5  # codes in one sentence
@@ -48,8 +52,13 @@ BROKEN = {
     "unknown": "{} of a person's rows have a code that the run does not know and cannot use",
     "rate": "there are fewer {}",
 }
-MIX = {"share": "more or fewer people have {}", "people": "{}"}
+MIX = {
+    "share": "more or fewer people have {}",
+    "each": "a visit has more or fewer rows of {}",
+    "people": "{}",
+}
 _TITLES = {
+    "each": "rows a visit of {}",
     "numbers": "numbers of {}",
     "no numbers": "a number of {}",
     "kind": "codes of the kind {}",
@@ -83,7 +92,7 @@ class Difference:
     @property
     def texts(self) -> tuple[str, str]:
         """Of the training people and of the new people, as text."""
-        is_share = self.kind not in ("people", "rate")
+        is_share = self.kind not in ("people", "rate", "each")
         training, here = (
             "–"
             if one is None
@@ -138,7 +147,7 @@ class Drift:
             for one in self.differences or ()
             if one.is_alarm and one.kind in MIX and not one.name.startswith("risk of ")
         ]
-        counted = {"share", *(MEASURES[name] for name in ("rows", "visits", "codes"))}
+        counted = {"share", "each", *(MEASURES[name] for name in ("rows", "visits", "codes"))}
         return bool(beyond) and all(
             {one.kind, one.name} & counted and (one.here or 0.0) < (one.training or 0.0)
             for one in beyond
@@ -160,6 +169,8 @@ class Drift:
         text = "No alarm: these people are like the training people."
         if mix := "; ".join(self.sentences(MIX)):
             why = "Another mix of patients, and no sign of a broken feed"
+            if any(one.kind == "each" and one.is_alarm for one in self.differences):
+                why = "Another mix of patients, or rows are there twice"
             if self.is_less:
                 why = "Another mix of patients, or a part of the feed is missing"
             text = f"{why}: {mix}."
@@ -228,6 +239,8 @@ def compare(
         _distance(name, own, trained, 1.0 if name in unjudged else limits.people)
         for name, own in named.items()
     ]
+    if reference and not is_cut:
+        found += _rows_a_visit(people, reference, limits)
     found += [*_numbers(people, limits), *_codes(people, run, parents, limits, is_cut=is_cut)]
     unknown = rounded(people.unknown_share / people.total)
     is_alarm = unknown > MUCH_UNKNOWN
@@ -262,15 +275,59 @@ def _distance(name: str, own: Sampled, trained: int, limit: float) -> Difference
 
 def _numbers(people: People, limits: DriftConfig) -> Iterator[Difference]:
     """Codes whose numbers lie outside the 1st to 99th percentile of the training people's."""
-    vocabulary = people.vocabulary
-    # all numbers of a few people are one group, which has a mean and no percentiles
-    is_group = (vocabulary.knots[:, 0] == vocabulary.knots[:, -1]) & (vocabulary.sd != 1.0)
+    vocabulary, is_group = people.vocabulary, _is_group(people.vocabulary)
     for code, n in people.judged.items():
         enough = n >= SMALLEST_COUNT and people.numbers[code] >= FEWEST_NUMBERS
         if enough and not is_group[vocabulary.scale[vocabulary.index[code]]]:
             share = people.outside[code] / n
             size, is_alarm = rounded(max(share - USUAL, 0.0)), share > limits.numbers
             yield Difference("numbers", code, size, USUAL, round(share, 2), is_alarm)
+
+
+def _rows_a_visit(
+    people: People, reference: Mapping[str, Any], limits: DriftConfig
+) -> Iterator[Difference]:
+    """Rows a visit of codes that most visits have, among the people who have the code."""
+    for code, (usual, usual_sd) in reference.get("rates", {}).items():
+        sums, trained = people.rates[:, people.vocabulary.index[code]], reference["codes"][code][0]
+        if usual >= MOST_VISITS and sums[0] >= FEWEST_PEOPLE:
+            rate, sd = mean_and_sd(sums)
+            size = 1 - min(rate, usual) / max(rate, usual)
+            chance = SIGMAS * float(np.sqrt(sd**2 / sums[0] + usual_sd**2 / trained))
+            is_alarm = size > limits.people and abs(rate - usual) > chance
+            yield Difference("each", code, rounded(size), usual, round(rate, 2), is_alarm)
+
+
+def _is_group(vocabulary: Vocabulary) -> Bools:
+    """Which scales are of so few people that all their numbers are one group: a mean and no percentiles."""
+    return np.asarray((vocabulary.knots[:, 0] == vocabulary.knots[:, -1]) & (vocabulary.sd != 1.0))
+
+
+def unusual(person: People, run: Run) -> Iterator[tuple[str | None, str]]:
+    """How one person's record differs from all that the run was trained on: a code or None, and what is unusual.
+
+    Short records are not: training people had short ones too, before theirs became long.
+    """
+    vocabulary, reference = person.vocabulary, run.training_people
+    is_group = _is_group(vocabulary)
+    for code, share in person.outside.items():
+        if share and not is_group[vocabulary.scale[vocabulary.index[code]]]:
+            yield code, "a number outside the 1st to 99th percentile of the training people"
+    known = reference or {"people": 0, "codes": {}, "measures": {}}
+    for code, (had, _) in known["codes"].items():
+        if had > known["people"] - SMALLEST_COUNT and not person.subjects[code]:
+            yield code, "nearly all training people have it, and this record has not"
+    for name, (values, _) in person.measured(0).items():
+        knots = known["measures"].get(name) if name != "last_visit" else None
+        if knots is not None and len(values):
+            low, high = np.interp((0.01, 0.99), np.linspace(0, 1, len(knots)), knots)
+            if values[0] > high or (name == "age" and values[0] < low):
+                yield (
+                    None,
+                    f"{MEASURES[name]}: {values[0]:,.0f}, {low:,.0f} to {high:,.0f} in training",
+                )
+    if person.unknown_share > MUCH_UNKNOWN:
+        yield None, "more than half of its rows have a code that the run does not know"
 
 
 def _chance(share: float, n: float, trained: float) -> float:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ehrsequencing.core.arrays import Floats, Ints
-from ehrsequencing.core.disclosure import rounded
+from ehrsequencing.core.disclosure import SMALLEST_COUNT, rounded
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json, remembered, sha256, write_json
 from ehrsequencing.core.version import __version__
@@ -24,8 +24,10 @@ from ehrsequencing.records.encoding import encode_rows, encode_timelines
 from ehrsequencing.records.events import BIRTH, DAY_US, Events
 from ehrsequencing.records.people import (
     PEOPLE,
+    mean_and_sd,
     measure,
     quantiles,
+    rows_a_visit,
     visits_a_year,
 )
 from ehrsequencing.records.timelines import TaskRecords, Timelines
@@ -89,7 +91,22 @@ def write_people(
     measured["last_visit"] = end_us / DAY_US - measured["last_visit"]
     kept = {name: quantiles(values) for name, values in measured.items()}
     measures = {name: rounded(knots.tolist()) for name, knots in kept.items() if knots is not None}
-    found = counts | {"measures": measures, "visits_a_year": rounded(rate), "risks": risks}
+    sums = rows_a_visit(
+        np.repeat(people.owner, np.diff(people.visit_offsets)),
+        run.vocabulary.base[people.codes].astype(np.int32),
+        np.diff(people.subject_offsets),
+    )
+    each = {c: run.vocabulary.index.get(c, len(sums[0])) for c in counts["codes"]}
+    found = counts | {
+        "measures": measures,
+        "visits_a_year": rounded(rate),
+        "risks": risks,
+        "rates": {
+            code: rounded(mean_and_sd(sums[:, token]))
+            for code, token in each.items()
+            if token < len(sums[0]) and sums[0, token] >= SMALLEST_COUNT
+        },
+    }
     add_to_run(folder, PEOPLE, lambda path: write_json(path, found))
 
 

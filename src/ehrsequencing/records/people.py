@@ -64,6 +64,29 @@ def measure(
     }
 
 
+def rows_a_visit(who: Ints, token: Ints32, n_visits: Ints) -> Floats:
+    """Sums over the people with each token: of 1, of their rows with it over their visits, and of its square.
+
+    Args:
+        who: (n,) the person of each row with a time that makes a token.
+        token: (n,) its token.
+        n_visits: (S,) how many visits each person has.
+
+    Returns:
+        (3, V'), up to the largest token.
+    """
+    n = int(token.max(initial=0)) + 1
+    pair, rows = np.unique(who.astype(np.int64) * n + token, return_counts=True)
+    rate, place = rows / n_visits[pair // n], pair % n
+    return np.stack([np.bincount(place, weights=rate**power, minlength=n) for power in range(3)])
+
+
+def mean_and_sd(sums: Floats) -> tuple[float, float]:
+    """Mean and standard deviation from three sums of `rows_a_visit`."""
+    mean = sums[1] / sums[0]
+    return float(mean), float(np.sqrt(max(sums[2] / sums[0] - mean**2, 0.0)))
+
+
 def quantiles(values: Floats, owner: Ints | None = None) -> Floats | None:
     """129 quantiles of groups of 11 people; None of fewer. Without an owner each value is of another person."""
     who = np.arange(len(values)) if owner is None else owner
@@ -81,6 +104,7 @@ class People(CodeCounts):
         all_rows: Their rows, and those of them with such a code.
         numbers: Code → rows with a number.
         judged: Code → people whose numbers have a scale.
+        rates: (3, V) as of `rows_a_visit`, by token.
         outside: Code → sum over these people of the share of their numbers outside the scale's 1st to 99th percentile.
     """
 
@@ -89,6 +113,7 @@ class People(CodeCounts):
         self.vocabulary, self.excluded, self.visits = vocabulary, excluded, visits
         self.numbers, self.judged, self.outside = Counter[str](), Counter[str](), Counter[str]()
         self.total, self.unknown_share, self.all_rows = 0, 0.0, np.zeros(2, np.int64)
+        self.rates = np.zeros((3, len(vocabulary)))
         self._sample = Sample()
 
     def add(self, events: Events) -> None:
@@ -105,6 +130,10 @@ class People(CodeCounts):
         self.all_rows += [len(rows), int(unknown.sum())]
         self._judge(events, code, who, events.value[rows])
         visits = record.visits
+        is_timed = events.time_us[rows] != STATIC
+        n_visits = np.bincount(visits.subject, minlength=n)
+        rates = rows_a_visit(who[is_timed], ids[code][is_timed], n_visits)
+        self.rates[:, : rates.shape[1]] += rates
         found = measure(
             offsets(visits.subject, n),
             visits.start_us,
@@ -113,7 +142,7 @@ class People(CodeCounts):
             who,
             ids[code],
         )
-        has_visit = np.bincount(visits.subject, minlength=n) > 0
+        has_visit = n_visits > 0
         identity = hash_u64(record.subject_id[has_visit].view(np.uint64))
         owner = (identity >> np.uint64(32)).astype(np.uint32)
         for key, values in enumerate(found.values()):

@@ -5,10 +5,11 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
+import pyarrow as pa
 import uvicorn
 from annotated_types import Len
 from fastapi import Depends, FastAPI, Request
@@ -23,21 +24,24 @@ from ehrsequencing.core.version import __version__
 from ehrsequencing.prediction.moment import Moment
 from ehrsequencing.prediction.reference import check_reference
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.serve import cds_hooks, service as page
+from ehrsequencing.serve import cds_hooks, pages
 from ehrsequencing.serve.predictor import Predictor, table_of
 from ehrsequencing.serve.schemas import (
     PROBLEM_TYPE,
+    ExplainRequest,
+    ExplainResponse,
     PredictRequest,
     PredictResponse,
     Problem,
     ProblemBody,
     Row,
+    SubjectRequest,
     problem_of_validation,
 )
 from ehrsequencing.serve.security import LEFT, Access, Limits, access_to, bearer, guard
 from ehrsequencing.serve.service import Service
 
-_PATHS = ("/health", "/version", "/metrics", "/openapi.json", "/predict")
+_PATHS = ("/health", "/version", "/metrics", "/openapi.json", "/predict", "/explain")
 _STATUSES = {
     400: "The body cannot be read",
     401: "The token is missing or wrong",
@@ -75,7 +79,7 @@ def create_app(
         explorer: The explorer's page, if it is served.
         clock: Gives the present moment, by which a card tells how old a record is.
     """
-    service = Service(predictor, (*_PATHS, *cds_hooks.PATHS, *page.PATHS), clock)
+    service = Service(predictor, (*_PATHS, *cds_hooks.PATHS, *pages.PATHS), clock)
     allowed = access or Access()
 
     @asynccontextmanager
@@ -96,7 +100,7 @@ def create_app(
     app.state.limits = predictor.limits
     _add_own_paths(app, service)
     app.include_router(cds_hooks.router(service))
-    app.include_router(page.landing(service) if explorer is None else page.router(explorer))
+    app.include_router(pages.router(predictor, explorer))
     _answer_errors(app)
     guard(app, allowed, service.count_request)
     return app
@@ -121,22 +125,24 @@ def _add_own_paths(app: FastAPI, service: Service) -> None:
         """Counts for Prometheus."""
         return Response(service.metrics(), media_type=CONTENT_TYPE_LATEST)
 
-    def predict(request: PredictRequest) -> PredictResponse:
-        """Risk curves of one subject from its rows in MEDS."""
+    def rows_of(request: SubjectRequest) -> pa.Table:
         try:
             Moment(request.at)
         except EhrseqError:
             raise Problem(
                 422, "is not a date of the calendar", where="at", fix="write it as 2026-03-01"
             ) from None
-        until = None if request.until is None else np.datetime64(request.until, "us")
         rows = table_of(request, predictor.encounter_column)
         request.rows.clear()  # they would be held until the answer is sent
+        return rows
+
+    def predict(request: PredictRequest) -> PredictResponse:
+        """Risk curves of one subject from its rows in MEDS."""
         answer = predictor.answer(
-            rows,
+            rows_of(request),
             request.at,
             horizons_days=request.horizons_days,
-            until_us=None if until is None else int(until.astype(np.int64)),
+            until_us=request.until_us,
         )
         service.count_answer(answer)
         days = [day for day in answer.horizons_days if day is not None]
@@ -149,10 +155,24 @@ def _add_own_paths(app: FastAPI, service: Service) -> None:
             record=answer.record,
         )
 
-    rows = Annotated[list[Row], FailFast(), Len(1, predictor.limits.rows)]
-    # limits the number of rows, so that too many are refused before they are read
-    bounded = create_model("PredictRequest", __base__=PredictRequest, rows=(rows, ...))
-    service.post(app.router, "/predict", bounded, predict, reply=PredictResponse)
+    def explain(request: ExplainRequest) -> ExplainResponse:
+        """What each code adds to one risk of a subject, and how unlike the training people's its record is."""
+        return predictor.explain(
+            rows_of(request),
+            request.at,
+            cause=request.cause,
+            horizon_days=request.horizon_days,
+            until_us=request.until_us,
+        )
+
+    def bounded(body: type[SubjectRequest], most: int) -> type[SubjectRequest]:
+        """A body whose rows are counted before they are read, so that too many are refused at once."""
+        rows = Annotated[list[Row], FailFast(), Len(1, most)]
+        return create_model(body.__name__, __base__=body, rows=(rows, ...))
+
+    limits, add = predictor.limits, partial(service.post, app.router)
+    add("/predict", bounded(PredictRequest, limits.rows), predict, reply=PredictResponse)
+    add("/explain", bounded(ExplainRequest, limits.explained), explain, reply=ExplainResponse)
 
 
 def _answer_errors(app: FastAPI) -> None:
@@ -170,7 +190,7 @@ def _answer_errors(app: FastAPI) -> None:
 
     @app.exception_handler(EhrseqError)
     async def user_error(request: Request, error: EhrseqError) -> JSONResponse:
-        where = {"--horizons": "horizons_days"}.get(error.where, error.where)
+        where = {"--horizons": "horizons_days", "--cause": "cause"}.get(error.where, error.where)
         return answer(request, Problem(422, error.what, where=where, fix=error.fix))
 
     @app.exception_handler(ValidationError)
@@ -302,10 +322,11 @@ def serve(
     allowed = access_to(host, token=token, names=names)
     run = Run(run_folder)
     predictor = Predictor(run, data, recalibrated=recalibrated, limits=limits)
-    for moved in check_reference(run):
-        say(f"warning: {moved}")
     with listener(host, port) as bound:
-        running = server(predictor, allowed, explorer(run))
+        page = explorer(run)  # it says as much where the reference risks have moved
+        for moved in check_reference(run) if page is None else ():
+            say(f"warning: {moved}")
+        running = server(predictor, allowed, page)
         shown = f"[{host}]" if ":" in host else host
         gc.collect()
         gc.freeze()  # what is loaded by now stays: later collections need not look at it, and pause no request

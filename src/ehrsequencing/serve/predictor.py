@@ -1,7 +1,8 @@
 """Rows of one subject → risk curves, by the same steps as `ehrseq predict`."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import pyarrow as pa
 from ehrsequencing.config import DialectConfig
 from ehrsequencing.core.arrays import Floats32
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.prediction.drift import MUCH_UNKNOWN
+from ehrsequencing.explain import Question, SubjectRecord, deletion
+from ehrsequencing.prediction.drift import MUCH_UNKNOWN, unusual
 from ehrsequencing.prediction.predict import (
     Encoder,
     Moment,
@@ -21,12 +23,21 @@ from ehrsequencing.prediction.predict import (
 )
 from ehrsequencing.prediction.prediction_file import Risks
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.records.codes import read_parents
+from ehrsequencing.records.codes import read_descriptions, read_parents
 from ehrsequencing.records.cohort import cohort_steps
 from ehrsequencing.records.events import DEATH, NEVER, STATIC, Events
 from ehrsequencing.records.meds import fix
 from ehrsequencing.records.parquet_rows import events_of_table
-from ehrsequencing.serve.schemas import Prediction, PredictRequest, Problem, RecordFacts
+from ehrsequencing.records.people import People
+from ehrsequencing.serve.schemas import (
+    ExplainResponse,
+    Moved,
+    Prediction,
+    Problem,
+    RecordFacts,
+    SubjectRequest,
+    Unlike,
+)
 from ehrsequencing.serve.security import Limits
 
 REQUEST = Path("request")  # what messages call the rows
@@ -91,6 +102,7 @@ class Predictor:
     ) -> None:
         self.run, self.recalibrated, self.limits = run, recalibrated, limits or Limits()
         self.parents = {} if data is None else read_parents(data)
+        self.descriptions = {} if data is None else read_descriptions(data)
         self.asked = RiskPredictor(run, recalibrated=recalibrated)
         self._steps = cohort_steps(run.task)
         visits = run.study.visits
@@ -117,12 +129,12 @@ class Predictor:
             "horizons_days": days or None,
         }
 
-    def events(self, rows: pa.Table, log: Counter[str]) -> Events:
-        """Rows of one subject as events, checked, fixed and sorted as those of a data set are."""
-        if len(rows) > self.limits.rows:
+    def events(self, rows: pa.Table, log: Counter[str], most: int) -> Events:
+        """Rows of one subject, at most so many, as events: checked, fixed and sorted as those of a data set are."""
+        if len(rows) > most:
             raise Problem(
                 413,
-                f"more than {self.limits.rows:,} rows",
+                f"more than {most:,} rows",
                 where="rows",
                 fix="leave out rows that the model does not read",
             )
@@ -153,66 +165,114 @@ class Predictor:
             Problem: The record or the answer is too large, or no row has a time.
             EhrseqError: Rows or horizons cannot be used.
         """
-        try:
-            return self._answer(rows, Moment(at), horizons_days, until_us)
-        finally:
-            self.run.vocabulary.forget()  # codes of a request
-
-    def _answer(
-        self,
-        rows: pa.Table,
-        moment: Moment,
-        horizons_days: Sequence[float] | None,
-        until_us: int | None,
-    ) -> Answer:
-        predictor, log, limits = self.asked, Counter[str](), self.limits
+        predictor = self.asked
         if horizons_days is not None:
             predictor = RiskPredictor(self.run, horizons_days, recalibrated=self.recalibrated)
-        events = self.events(rows, log)
-        timed = events.time_us[events.time_us != STATIC]
-        if not len(timed):
-            raise Problem(
-                422,
-                "no row has a time, once the rows were fixed",
-                where="rows",
-                fix="give at least one row with a time",
+        with self._read(rows, at, until_us) as read:
+            encoder, times_, limits = read.encoder, read.times, self.limits
+            events, words = times_.record.events, self.run.vocabulary
+            times = 0 if read.has_died else len(times_.rows)
+            if times * len(predictor.causes) * len(predictor.horizons_days) > limits.numbers:
+                raise Problem(
+                    413,
+                    f"more than {limits.numbers:,} risks",
+                    where="at",
+                    fix="ask at last, or by fewer horizons",
+                )
+            makes_token = ~encoder.excluded.mask(events.codes)
+            is_unknown = words.is_unknown(words.ids(events.codes))
+            return Answer(
+                predictor.horizons_days,
+                predictor.answer(encoder.encode(times_.record, times_.rows)) if times else NO_RISKS,
+                None
+                if times
+                else "the patient has died"
+                if read.has_died
+                else self._why_none(times_),
+                RecordFacts(
+                    rows=len(rows),
+                    tokens=int(makes_token[events.code].sum()),
+                    unknown_rows=int((makes_token & is_unknown)[events.code].sum()),
+                    unknown_codes=int((makes_token & is_unknown).sum()),
+                    visits=len(times_.record.visits),
+                    # JSON has one type of number, so that its conversion is no fix
+                    fixes={name: n for name, n in read.log.items() if name != "value_type"},
+                ),
             )
-        encoder = Encoder(self.run, self.parents)  # a new one, which has met no code yet
-        end_us = int(timed.max()) if until_us is None else until_us
-        times_ = encoder.prediction_times(events, moment, end_us=end_us)
-        asked_us = NEVER if moment.as_of_us is None else moment.as_of_us
-        has_died = bool((events.time_us[events.is_code(DEATH)] <= asked_us).any())
-        visits, times = len(times_.record.visits), 0 if has_died else len(times_.rows)
-        if visits > limits.visits:
-            raise Problem(
-                413,
-                f"more than {limits.visits:,} visits",
-                where="rows",
-                fix="send the newest visits",
-            )
-        if times * len(predictor.causes) * len(predictor.horizons_days) > limits.numbers:
-            raise Problem(
-                413,
-                f"more than {limits.numbers:,} risks",
-                where="at",
-                fix="ask at last, or by fewer horizons",
-            )
-        makes_token = ~encoder.excluded.mask(events.codes)
-        is_unknown = self.run.vocabulary.is_unknown(self.run.vocabulary.ids(events.codes))
-        return Answer(
-            predictor.horizons_days,
-            predictor.answer(encoder.encode(times_.record, times_.rows)) if times else NO_RISKS,
-            None if times else "the patient has died" if has_died else self._why_none(times_),
-            RecordFacts(
-                rows=len(rows),
-                tokens=int(makes_token[events.code].sum()),
-                unknown_rows=int((makes_token & is_unknown)[events.code].sum()),
-                unknown_codes=int((makes_token & is_unknown).sum()),
-                visits=visits,
-                # JSON has one type of number, so that its conversion is no fix
-                fixes={name: count for name, count in log.items() if name != "value_type"},
-            ),
+
+    def explain(
+        self,
+        rows: pa.Table,
+        at: str = "last",
+        *,
+        cause: str | None = None,
+        horizon_days: float | None = None,
+        until_us: int | None = None,
+    ) -> ExplainResponse:
+        """What each code adds to one risk at the newest of the prediction times, and how unlike the record is.
+
+        Args:
+            rows: As in `answer`.
+            at: As in `answer`.
+            cause: Default: the task's first outcome.
+            horizon_days: Default: the run's main horizon.
+            until_us: As in `answer`.
+
+        Raises:
+            Problem: As in `answer`.
+            EhrseqError: The run has no such cause or horizon.
+        """
+        question = Question.for_run(
+            self.run, cause=cause, horizon_days=horizon_days, recalibrated=self.recalibrated
         )
+        with self._read(rows, at, until_us, most=self.limits.explained) as read:
+            times, risk, moved = read.times, None, list[Moved]()
+            if len(times.rows) and not read.has_died:
+                record = SubjectRecord(times.record, times.rows)
+                found = deletion(question, record, kinds=("code",))
+                risk = found.risk
+                moved = [Moved(code=e.code, change=e.effect) for e in found.effects if e.code]
+            people = People(self.run.vocabulary, read.encoder.excluded, self.run.study.visits)
+            people.add(times.record.events)
+            return ExplainResponse(
+                cause=question.cause_name,
+                horizon_days=question.horizon_days,
+                risk=risk,
+                moved=moved,
+                unlike=[Unlike(code=code, why=why) for code, why in unusual(people, self.run)],
+            )
+
+    @contextmanager
+    def _read(
+        self, rows: pa.Table, at: str, until_us: int | None, *, most: int | None = None
+    ) -> Iterator["_Read"]:
+        """A subject's visits and prediction times; what is met of its codes is forgotten at the end."""
+        try:
+            moment, log, limits = Moment(at), Counter[str](), self.limits
+            events = self.events(rows, log, most or limits.rows)
+            timed = events.time_us[events.time_us != STATIC]
+            if not len(timed):
+                raise Problem(
+                    422,
+                    "no row has a time, once the rows were fixed",
+                    where="rows",
+                    fix="give at least one row with a time",
+                )
+            encoder = Encoder(self.run, self.parents)  # a new one, which has met no code yet
+            end_us = int(timed.max()) if until_us is None else until_us
+            times = encoder.prediction_times(events, moment, end_us=end_us)
+            asked_us = NEVER if moment.as_of_us is None else moment.as_of_us
+            has_died = bool((events.time_us[events.is_code(DEATH)] <= asked_us).any())
+            if len(times.record.visits) > limits.visits:
+                raise Problem(
+                    413,
+                    f"more than {limits.visits:,} visits",
+                    where="rows",
+                    fix="send the newest visits",
+                )
+            yield _Read(encoder, times, has_died, log)
+        finally:
+            self.run.vocabulary.forget()  # codes of a request
 
     def _why_none(self, times: PredictionTimes) -> str:
         """What a subject without a prediction time lacks."""
@@ -224,7 +284,17 @@ class Predictor:
         return "there is no prediction time then"
 
 
-def table_of(request: PredictRequest, encounter_column: str | None) -> pa.Table:
+@dataclass(frozen=True)
+class _Read:
+    """A request's record: how it is encoded, its prediction times, whether its death is known, and the fixes."""
+
+    encoder: Encoder
+    times: PredictionTimes
+    has_died: bool
+    log: Counter[str]
+
+
+def table_of(request: SubjectRequest, encounter_column: str | None) -> pa.Table:
     """The rows of a request.
 
     Raises:

@@ -1,16 +1,35 @@
 """The JSON that goes in and out, and problems, as pydantic models; the OpenAPI description is made of them."""
 
+import re
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from http import HTTPStatus
 from typing import Annotated, Any
 
+import numpy as np
 from fastapi import HTTPException
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, FailFast, Field, NaiveDatetime
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, NaiveDatetime
+from pydantic_core import PydanticCustomError
 
 PROBLEM_TYPE = "application/problem+json"
 INT64 = 2**63
 Code = Annotated[str, Field(min_length=1, max_length=10_000, examples=["ICD10CM//I50.9"])]
+Horizon = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_CLOCK_TIME = re.compile(r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}(\.\d+)?)?)?", re.ASCII)
+
+
+def _clock_time(given: object) -> datetime:
+    """A time as it is written; pydantic alone would read a number as seconds since 1970."""
+    try:
+        if isinstance(given, str) and _CLOCK_TIME.fullmatch(given):
+            return datetime.fromisoformat(given)
+    except ValueError:  # the 30th of February
+        pass
+    raise PydanticCustomError("clock_time", "is no clock time without a zone")
+
+
+ClockTime = Annotated[NaiveDatetime, BeforeValidator(_clock_time)]
 
 
 class Row(BaseModel):
@@ -18,7 +37,7 @@ class Row(BaseModel):
 
     # MEDS data sets may have more columns, such as text_value
     model_config = ConfigDict(extra="ignore")
-    time: NaiveDatetime | None = Field(
+    time: ClockTime | None = Field(
         None,
         description="Clock time without a zone; null for static codes",
         examples=["2024-03-01T09:30:00"],
@@ -33,8 +52,8 @@ class Row(BaseModel):
     )
 
 
-class PredictRequest(BaseModel):
-    """The record of one subject, and what is asked about it."""
+class SubjectRequest(BaseModel):
+    """The record of one subject, and from when on its risk is asked."""
 
     model_config = ConfigDict(extra="forbid")
     rows: Annotated[list[Row], FailFast()] = Field(min_length=1, description="In any order")
@@ -44,16 +63,33 @@ class PredictRequest(BaseModel):
         description="`all` prediction times, the `last`, the newest `index`, `every-index`, or a moment: as of then",
         examples=["last"],
     )
-    horizons_days: list[Annotated[float, Field(gt=0, allow_inf_nan=False)]] | None = Field(
+    until: ClockTime | None = Field(
+        None,
+        description="The record is complete until then; no later prediction time is answered. Default: last row",
+    )
+
+    @property
+    def until_us(self) -> int | None:
+        """Microseconds since 1970."""
+        return None if self.until is None else int(np.datetime64(self.until, "us").astype(np.int64))
+
+
+class PredictRequest(SubjectRequest):
+    """The record of one subject, and what is asked about it."""
+
+    horizons_days: list[Horizon] | None = Field(
         None,
         min_length=1,
         max_length=64,
         description="Days after the prediction time; default: the task's horizons",
     )
-    until: NaiveDatetime | None = Field(
-        None,
-        description="The record is complete until then; no later prediction time is answered. Default: last row",
-    )
+
+
+class ExplainRequest(SubjectRequest):
+    """The record of one subject, and which of its risks is explained."""
+
+    cause: str | None = Field(None, description="Default: the task's first outcome")
+    horizon_days: Horizon | None = Field(None, description="Default: the run's main horizon")
 
 
 class Prediction(BaseModel):
@@ -100,6 +136,34 @@ class PredictResponse(BaseModel):
     )
     warnings: list[str]
     record: RecordFacts
+
+
+class Unlike(BaseModel):
+    """How a record differs from those of the training people."""
+
+    code: str | None = Field(description="null where it is not of one code")
+    why: str
+
+
+class Moved(BaseModel):
+    """What one code adds to the risk."""
+
+    code: str
+    change: float = Field(description="Risk with its rows less the risk without them")
+
+
+class ExplainResponse(BaseModel):
+    """What moved one risk of a subject."""
+
+    cause: str
+    horizon_days: float | None = Field(
+        description="null for the `visit` head: until the next visit"
+    )
+    risk: float | None = Field(description="null where there is no prediction")
+    moved: list[Moved] = Field(description="The largest change first")
+    unlike: list[Unlike] = Field(
+        description="How the record differs from those of the training people; empty where it does not"
+    )
 
 
 class ProblemBody(BaseModel):
@@ -172,4 +236,6 @@ def problem_of_validation(errors: Sequence[Mapping[str, Any]]) -> Problem:
         fix = "leave out rows that the model does not read"
         return Problem(413, what, where="rows", fix=fix)
     fix = "see /openapi.json for the shape of a request"
+    if first["type"] == "clock_time":
+        fix = "write it as 2024-03-01 or 2024-03-01T09:30:00"
     return Problem(422, what + more, where=".".join(parts), fix=fix)

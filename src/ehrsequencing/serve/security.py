@@ -45,6 +45,7 @@ class Limits:
         values: JSON values of a body.
         rows: Rows of a record.
         visits: Visits of a record.
+        explained: Rows of a record that is explained: each of its codes is removed once.
         numbers: Risks in one answer: prediction times × causes × horizons.
         waiting: Requests that may wait for the model; further ones are told to come back, and their bodies not read.
         connections: Open connections.
@@ -60,6 +61,7 @@ class Limits:
     values: int = 400_000
     rows: int = 20_000
     visits: int = 5_000
+    explained: int = 100
     numbers: int = 200_000
     waiting: int = 64
     connections: int = 1024

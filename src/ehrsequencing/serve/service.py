@@ -4,20 +4,18 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
-from html import escape
 from typing import Any, TypeVar
-from urllib.parse import quote
 
 import prometheus_client as prometheus
 from fastapi import APIRouter, Request
-from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from fastapi.responses import Response
 from pydantic import TypeAdapter
 from pydantic_core import to_json
 from starlette.requests import ClientDisconnect
 
 from ehrsequencing.serve.predictor import Answer, Predictor
 from ehrsequencing.serve.schemas import Problem
-from ehrsequencing.serve.security import COOKIE, LEFT, Limits
+from ehrsequencing.serve.security import LEFT, Limits
 
 Result = TypeVar("Result")
 JSON = "application/json"
@@ -251,54 +249,3 @@ def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
         return [inlined(value) for value in node] if isinstance(node, list) else node
 
     return inlined(schema)
-
-
-# ---- the page of the server: `GET /` -------------------------------------------------------------
-
-
-PATHS = ("/",)
-_LANDING = """<!doctype html>
-<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,"><title>ehrsequencing: {task}</title>
-<main><h1>Risk of {causes}</h1>
-<p>This server answers for the task {task}. It keeps nothing of a request.</p>
-<ul>
-<li>POST /predict: rows of MEDS</li>
-<li><a href="/cds-services">/cds-services</a>: CDS Hooks</li>
-<li><a href="/openapi.json">/openapi.json</a>: how requests and answers look</li>
-<li><a href="/health">/health</a>, <a href="/version">/version</a>, <a href="/metrics">/metrics</a></li>
-</ul>
-<p>The explorer needs records: ehrseq serve RUN DATA.</p></main></html>
-"""
-
-
-def landing(service: Service) -> APIRouter:
-    """The page of a server without records: what it answers."""
-    routes = APIRouter()
-    facts = service.predictor.facts()
-    text = _LANDING.format(task=escape(facts["task"]), causes=escape(", ".join(facts["causes"])))
-
-    @routes.get("/", response_class=HTMLResponse, include_in_schema=False)
-    async def show() -> HTMLResponse:
-        """What this server answers."""
-        policy = "default-src 'none'; img-src data:; frame-ancestors 'none'"  # the empty icon
-        return HTMLResponse(text, headers={"Content-Security-Policy": policy})
-
-    return routes
-
-
-def router(html: str) -> APIRouter:
-    """The explorer's page, which says by itself what it may load."""
-    routes = APIRouter()
-    body = html.encode()
-
-    @routes.get("/", response_class=HTMLResponse, include_in_schema=False)
-    async def show(token: str | None = None) -> Response:
-        """The explorer. A token in the address moves into a cookie."""
-        if token is not None:
-            moved = RedirectResponse("/", status_code=303)
-            moved.set_cookie(COOKIE, quote(token), httponly=True, samesite="strict")
-            return moved
-        return HTMLResponse(body, headers={"Content-Security-Policy": "frame-ancestors 'none'"})
-
-    return routes

@@ -1,0 +1,180 @@
+"""The pages of the server: what it answers (or the explorer), and one patient at the desk, typed into a form.
+
+The form has the most frequent codes of the run's vocabulary. Its script asks `/predict` and `/explain` of this server,
+as any other client does, and asks nobody else. Nothing that is typed is kept.
+"""
+
+import json
+from base64 import b64encode
+from hashlib import sha256
+from importlib.resources import files
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+from fastapi import APIRouter
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from jinja2 import ChoiceLoader, PackageLoader
+from markupsafe import Markup
+
+from ehrsequencing.core.disclosure import SMALLEST_COUNT
+from ehrsequencing.core.version import __version__
+from ehrsequencing.explorer.codes import unit_of, words_of
+from ehrsequencing.explorer.patients import curve_days
+from ehrsequencing.prediction.run import Run
+from ehrsequencing.records.codes import CodeMatcher
+from ehrsequencing.records.cohort import CohortBuilder
+from ehrsequencing.records.events import BIRTH
+from ehrsequencing.reporting.wording import environment
+from ehrsequencing.serve.predictor import Predictor
+from ehrsequencing.serve.security import COOKIE
+
+DESK = "/patient"
+PATHS = ("/", DESK)
+MOST_CODES = 30  # of the form
+_PATTERN = ("re:", "under:")  # how a pattern begins that is no code itself
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'"
+_ANSWERS = (
+    (DESK, "one patient: type a record and see its risk"),
+    ("/cds-services", "CDS Hooks"),
+    ("/openapi.json", "how requests and answers look; POST /predict and POST /explain read MEDS"),
+    ("/health", "whether the server answers"),
+    ("/version", "which run answers"),
+    ("/metrics", "counts for Prometheus"),
+)
+
+
+def router(predictor: Predictor, explorer: str | None) -> APIRouter:
+    """The pages; `explorer` is the first of them where it is served."""
+    routes = APIRouter()
+    home, headers = explorer, {"Content-Security-Policy": "frame-ancestors 'none'"}
+    if home is None:
+        home, headers = landing(predictor), {"Content-Security-Policy": _POLICY}
+    desk = patient_page(predictor)
+
+    @routes.get("/", response_class=HTMLResponse, include_in_schema=False)
+    async def show(token: str | None = None) -> Response:
+        """What this server answers, or the explorer. A token in the address moves into a cookie."""
+        if token is not None:
+            moved = RedirectResponse("/", status_code=303)
+            moved.set_cookie(COOKIE, quote(token), httponly=True, samesite="strict")
+            return moved
+        return HTMLResponse(home, headers=headers)
+
+    @routes.get(DESK, response_class=HTMLResponse, include_in_schema=False)
+    async def show_patient() -> HTMLResponse:
+        """One patient; the page says by itself what it may load."""
+        return HTMLResponse(desk, headers={"Content-Security-Policy": "frame-ancestors 'none'"})
+
+    return routes
+
+
+def landing(predictor: Predictor) -> str:
+    """The page of a server without records: what it answers."""
+    task = predictor.run.task
+    rows = [(Markup(f'<a href="{path}">{path}</a>'), what) for path, what in _ANSWERS]
+    lines = [
+        f"This server answers for the task {task.name}: risk of {', '.join(task.causes)}.",
+        "It keeps nothing of a request.",
+    ]
+    return (
+        environment()
+        .get_template("page.html.jinja")
+        .render(
+            title=task.heading,
+            kicker="ehrseq serve",
+            lines=lines,
+            forests={},
+            panels=(),
+            tables=[("What it answers", ("Path", "Answer"), rows)],
+            notes=["The explorer needs records: ehrseq serve RUN DATA."],
+            search="",
+            version=__version__,
+        )
+    )
+
+
+def patient_page(predictor: Predictor) -> str:
+    """The page on which one patient's record is typed, and its risk is shown."""
+    loader = ChoiceLoader(
+        [PackageLoader("ehrsequencing.serve"), PackageLoader("ehrsequencing.reporting")]
+    )
+    marks = files("ehrsequencing.explorer") / "templates" / "marks.js"
+    own = files("ehrsequencing.serve") / "templates" / "patient.js"
+    script = marks.read_text(encoding="utf-8") + own.read_text(encoding="utf-8")
+    code = b64encode(sha256(script.encode()).digest()).decode()
+    about = form_of(predictor)
+    return (
+        environment()
+        .overlay(loader=loader)
+        .get_template("patient.html.jinja")
+        .render(
+            about=about,
+            about_json=Markup(json.dumps(about).replace("<", "\\u003c")),
+            policy=f"script-src 'sha256-{code}'; connect-src 'self'; ",
+            script=Markup(script),
+            version=__version__,
+        )
+    )
+
+
+def form_of(predictor: Predictor) -> dict[str, Any]:
+    """What can be typed and asked: codes with words, units and the usual range of their numbers; causes, horizons."""
+    run, task, words = predictor.run, predictor.run.task, predictor.run.vocabulary
+    frequent = frequent_codes(run)
+    sexes = [code for code in frequent if code.upper().startswith(("SEX//", "GENDER//"))]
+    named = task.index.code or ()
+    index = CodeMatcher(named, parents=predictor.parents)
+    exact = [one for one in index.plain if not one.startswith(_PATTERN) and not one.endswith("*")]
+    begins = (
+        [] if index.by_value else [*exact, *(c for c in frequent if index(c) and c not in exact)]
+    )
+    unasked = [CodeMatcher(run.manifest["excluded"], parents=predictor.parents)]
+    unasked += CohortBuilder(task, parents=predictor.parents).cause_codes
+    items = [c for c in frequent if c not in (*sexes, *begins) and not any(m(c) for m in unasked)]
+    items, begins = items[:MOST_CODES], begins[:MOST_CODES]
+    horizons = [] if run.is_visit_head else list(task.horizons)
+    days = curve_days(task.horizons, start_days=task.blanking).tolist() if horizons else []
+    listed = [*items, *begins, *sexes]
+    return {
+        "title": task.heading,
+        "task": task.name,
+        "birth": BIRTH,
+        "causes": list(task.causes),
+        "horizons_days": horizons,
+        "main": horizons.index(run.main_horizon) if horizons else 0,
+        "curve_days": days,
+        "sexes": sexes,
+        "index": begins,
+        "periods": [c for c in task.censoring.start or () if not c.startswith(_PATTERN)][:1],
+        "words": dict(zip(listed, words_of(listed, predictor.descriptions), strict=True)),
+        "items": [
+            {"code": code, "unit": unit_of(code), "range": usual_range(run, words.index[code])}
+            for code in items
+        ],
+    }
+
+
+def frequent_codes(run: Run) -> list[str]:
+    """Codes of the vocabulary that at least 11 training people have, the most frequent first."""
+    known, reference = run.vocabulary, run.training_people
+    share = dict.fromkeys(known.codes, 0.0) | dict(
+        zip(known.codes, known.share.tolist(), strict=False)
+    )
+    people = reference["people"] if reference else 0
+    if reference:
+        share |= {c: n / people for c, (n, _) in reference["codes"].items() if c in share}
+    is_safe = run.study.vocabulary.min_subjects >= SMALLEST_COUNT
+    codes = [code for code in share if is_safe or share[code] * people >= SMALLEST_COUNT]
+    return sorted(codes, key=lambda code: (-share[code], code))
+
+
+def usual_range(run: Run, token: int) -> list[float] | None:
+    """The 1st and 99th percentile of a code's numbers in training; None without numbers."""
+    row = run.vocabulary.scale[token]
+    if row < 0:
+        return None
+    knots = run.vocabulary.knots[row]
+    return [
+        float(f"{one:.3g}") for one in np.interp((0.01, 0.99), np.linspace(0, 1, len(knots)), knots)
+    ]
