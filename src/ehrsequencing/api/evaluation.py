@@ -142,12 +142,6 @@ class EvaluationResult(Hinted):
         """
         names = [*SUBGROUP_METRICS, *(f"{name}_difference" for name in SUBGROUP_METRICS)]
         rows: Sequence[Mapping[str, Any]] = self.result["subgroups"]
-        if not rows:
-            raise EhrseqError(
-                "no groups of people are known",
-                where=str(self.folder),
-                fix="eh.evaluate and eh.score have records, which tell sex and age",
-            )
         table = pd.DataFrame(rows, columns=[*SUBGROUP_PLACE, *names])
         for name in names:
             for end, key in (("", "value"), ("_low", "low"), ("_high", "high")):
