@@ -22,7 +22,7 @@ from ehrsequencing import config, metrics, nn
 from ehrsequencing.api.data import PreparedData
 from ehrsequencing.api.evaluation import EvaluationResult
 from ehrsequencing.api.run import TrainedRun
-from ehrsequencing.config.base import format_days, parse_days
+from ehrsequencing.core.durations import format_days, parse_days
 from ehrsequencing.models.base import SurvivalModel
 
 INVENTORIES = {

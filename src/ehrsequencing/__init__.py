@@ -90,6 +90,7 @@ __all__ = [
     "save_run",
     "score",
     "simulate",
+    "update",
     "visit_encoder",
 ]
 

@@ -107,7 +107,7 @@ def test_pictures_and_tables(tmp_path: Any) -> None:
     [
         ({"short": [0.1]}, "short: does not fit the times .give one risk a row"),
         ({"wide": np.full((500, 3), 0.1)}, "wide: does not fit the times"),
-        ({"percent": np.full(500, 40.0)}, "outside 0..1"),
+        ({"percent": np.full(500, 40.0)}, "outside 0 to 1"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_its_name(risks: Any, message: str) -> None:

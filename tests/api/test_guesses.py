@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import ehrsequencing as eh
+from ehrsequencing.config import StudyConfig, load_task
 from ehrsequencing.core.errors import EhrseqError
 from helpers.flat_frames import flat_table
 
@@ -27,6 +28,14 @@ WORKS = {
     "data, task = eh.from_table(rare, subject='id', time='day', event='died', interest='died_2', out='t')": "task.causes == ('died_2', 'died')",
     "ev.table2().to_latex()": "value.startswith(r'\\begin{tabular}')",
     "ev.table2().to_markdown()": "value.startswith('|')",
+    "eh.cox(flat, subject='id', time='day', event='status', covariates='albumin').index.tolist()": "value == ['albumin']",
+    "eh.metrics.auc([100, 200, 300, 400], np.array([1.0, 1, 0, 0]), [0.9, 0.2, 0.3, 0.1], horizon='250d')": "value == 0.75",
+    "eh.aalen_johansen(pd.to_timedelta([10, 20, 30], 'D'), [True, False, True])(10)": "abs(value - 1 / 3) < 1e-9",
+    "eh.metrics.cumulative_incidence([100, 400], [1, 0], at='1y').tolist()": "value == [0.5]",
+    "eh.compare_risks(pd.DataFrame({'a': risks}), days, days < 400, horizon='1y', bootstrap=0, thresholds=0.2)": "len(value.operating_points()) == 1",
+    "eh.prepare('meds', study=other_task, out='p2').tasks": "value == ['other']",
+    "run.predict('meds', at=pd.Timestamp('2015-01-01'))": "len(value) > 0",
+    "model.risk(batch, ['1y'])": "torch.equal(value, model.risk(batch, [365.25]))",
     # ---- scikit-learn and scikit-survival: an estimator with frames ----
     "fitted.predict(rows)": "value.shape == (200,)",
     "fitted.predict_survival_function(rows)[0]": "value.x[0] == 0 and value.y[0] == 1 and value(30) <= 1",
@@ -90,6 +99,37 @@ TOLD = {
     "run.predict_proba('meds')": r"run\.predict",
     "run.predict('meds', at='first')": r"use all, last.*a date",
     "cross_val_score(EHRSurvival(task='task.yaml', **tiny), rows, cv=2, error_score='raise')": r"GroupKFold",
+    # ---- a second eighty ----
+    "eh.cox(flat, formula='~ albumin')": r"covariates=\['age', 'sex'\], with log=",
+    "eh.cox(flat, id='id', status='status', time='day')": r"use subject; event",
+    "eh.cox(flat, time='day', event='status', covariates=['albumin'])": r"write cox\(frame, subject=",
+    "eh.cox(flat, subject='id', time='day', event='status', covariates=['log(albumin)'])": r"log=\['bili'\] for logarithms",
+    "eh.cox(flat, subject='id', time='day', event='status', covariates=['albumin', 'albumin'])": r"each of them once",
+    "eh.cox(flat, subject='id', time='day', event='status', covariates='sex', log='sex')": r"log would do nothing of texts",
+    "eh.cox(flat, subject='id', time='day', event='status', covariates='albumin', units={'albumin': '1g'})": r"units={'age': 10}",
+    "eh.cox(flat.assign(k=1), subject='id', time='day', event='status', covariates=['k'])": r"is the same in all rows",
+    "run.cox(['age'], strata=['sex'])": r"cox: unknown argument 'strata'.*in R's survival",
+    "eh.compare_risks([0.1, 0.2], [1, 2], [1, 0], horizon=1)": r"write \{'mine': risk\}",
+    "eh.compare_risks({'a': [0.1, 0.2]}, [1, 2], ['dead', 'alive'], horizon=1)": r"0 = censored, 1 = the event",
+    "eh.compare_risks({'a': [0.1, 0.2]}, [1, 2], [1, 0], horizon=['1y', '3y'])": r"one at a time",
+    "eh.compare_risks({'a': [0.1, 0.2]}, [1, 2], [1, 0], horizon=1, unit='y')": r"use time in days",
+    "eh.compare_risks({'a': [[0.9, 0.9], [0.1, 0.2]]}, [1, 2], [1, 2], horizon=1)": r"of all causes together above 1",
+    "eh.compare_risks({'a': [0.1, 0.2]}, [1, 2], [1, 0], horizon=1, subject=[1])": r"a subject for each row",
+    "ev.table2(['1y', '2y'])": r"one at a time",
+    "ev.subgroups(by='sex')": r"\.query\(",
+    "eh.fit(prepared.batches('train'), out='r1')": r"what eh\.prepare made",
+    "eh.evaluate(prepared)": r"give a run, or the folder of one",
+    "eh.compare({'a': run, 'b': run})": r"in a list",
+    "eh.run('meds', out='s1')": r"needs one task, not 0",
+    "eh.run('meds', 'task.yaml', study='study.yaml', out='s1')": r"load_study\(Path\('study\.yaml'\)\)",
+    "eh.prepare('meds', 'task.yaml', study=other_task, out='p1')": r"hold the task 'other'",
+    "EHRSurvival(task='task.yaml').fit(rows, other_task.task)": r"has two tasks",
+    "EHRSurvival().fit(rows, np.zeros(3))": r"labels are made from it",
+    "run.predict(batch)": r"run\.model\.risk\(batch",
+    "run.predict(prepared)": r"records that it was made from",
+    "run.predict('meds', subject=1)": r"\.query\(",
+    "next(prepared.batches('train', batch_size=32))": r"use visit_budget",
+    "model.risk(batch, horizons=[365])": r"use horizons_days",
 }
 
 
@@ -276,6 +316,7 @@ def names(example_folder: Path) -> dict[str, Any]:
     rows, tiny = eh.read_meds(here("meds")), {"model": MODEL, "training": SHORT}
     rows = rows[rows.subject_id.isin(rows.subject_id.unique()[:200])]
     run, prepared = eh.load(here("runs/hf")), eh.prepare(here("meds"), here("task.yaml"), out=here("prepared"))
+    risks = np.random.default_rng(0).uniform(0.1, 0.9, 400)
     named = flat.assign(
         date=pd.Timestamp("2015-03-01") + pd.to_timedelta(flat.day, "D"),
         status=np.where(flat.status == 0, "alive", np.where(flat.id % 3 == 2, "death", "relapse")),
@@ -283,6 +324,10 @@ def names(example_folder: Path) -> dict[str, Any]:
     return {
         "eh": eh,
         "np": np,
+        "pd": pd,
+        "risks": risks,
+        "days": np.where(np.arange(400) % 2, 400.0, 1.0 + np.arange(400) * 0.7),
+        "other_task": StudyConfig(task=load_task(Path(here("task.yaml"))).model_copy(update={"name": "other"})),
         "torch": torch,
         "flat": flat,
         "polars": polars.from_pandas(flat),

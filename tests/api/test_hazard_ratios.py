@@ -110,20 +110,25 @@ def test_one_row_a_person_is_a_plain_cox_regression() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"covariates": ["one"], "log": (), "units": None}, "no covariate varies"),
+        ({"covariates": ["one"], "log": (), "units": None}, "one: is the same in all rows"),
         ({"covariates": ["ages"]}, "no column 'ages' .*name one of age"),
         ({"units": {"years": 10}}, "there is no covariate 'years' .*use one of age, marker, sex"),
         ({"log": ["sez"]}, "there is no covariate 'sez'"),
         ({"cause": "death"}, "there is no cause 'death' .*status_1, status_2"),
         ({"ties": "exact"}, "there is no tie rule 'exact' .*efron, breslow"),
-        ({"log": ["zero"], "covariates": ["zero"], "units": None}, "zero: has values of 0 or less"),
+        (
+            {"log": ["zero"], "covariates": ["zero"], "units": None},
+            "zero: has infinite values, or logarithms of values of 0",
+        ),
         ({"covariates": ["age", "twice"], "log": ()}, "no finite maximum .*follow from others"),
         ({"covariates": ["happens"], "log": (), "units": None}, "no finite maximum"),
     ],
 )
 def test_what_cannot_be_fitted_is_answered_by_its_name(wrong: dict[str, Any], message: str) -> None:
     rows = flat_rows()
-    frame = rows.assign(zero=0.0, one="x", twice=2 * rows["age"], happens=(rows["status"] == 1).astype(int))
+    frame = rows.assign(
+        zero=np.arange(len(rows)) % 2 * 1.0, one="x", twice=2 * rows["age"], happens=(rows["status"] == 1).astype(int)
+    )
     with pytest.raises(EhrseqError, match=message):
         eh.cox(frame, start="start", **NAMED | wrong)
 

@@ -14,10 +14,10 @@ from numpy.typing import ArrayLike
 from ehrsequencing.api.evaluation import EvaluationResult
 from ehrsequencing.api.long_table import long_table
 from ehrsequencing.api.paper import PaperTable, accuracy_table
-from ehrsequencing.api.predictions import days_of
 from ehrsequencing.api.progress import stages
 from ehrsequencing.config import EvaluationConfig, format_days
 from ehrsequencing.core.arrays import Floats, Ints, row_blocks
+from ehrsequencing.core.durations import day_of
 from ehrsequencing.core.elsewhere import Hinted, answering
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, write_shareable
@@ -41,6 +41,7 @@ from ehrsequencing.evaluation.population import Population, RowFinder
 from ehrsequencing.evaluation.results import without_few
 from ehrsequencing.metrics.censoring import aalen_johansen, checked_outcome
 from ehrsequencing.metrics.outcomes import ScoredRows
+from ehrsequencing.metrics.plain import whole_causes
 from ehrsequencing.prediction.run import Run, opened
 from ehrsequencing.predictors.predictor import Predictor
 from ehrsequencing.records.timelines import TaskRecords
@@ -48,6 +49,7 @@ from ehrsequencing.reporting.pages import render_pooled
 
 _MEANS = ("c", "ipa", "nll")
 _MOST_LINES = 30  # that a comparison prints
+_ROUNDING = 1e-6  # of risks that add up to 1
 
 
 @dataclass(frozen=True, repr=False)
@@ -142,9 +144,13 @@ def compare(
         >>> comparison.metrics.model.unique().tolist()
         ['hf', 'hf 2']
     """
-    known = [opened(run) for run in runs]
+    known = [] if isinstance(runs, Mapping | str) else [opened(run) for run in runs]
     if len(known) < 2:
-        raise EhrseqError("compares two runs or more", where="compare", fix="name another run")
+        raise EhrseqError(
+            "compares two runs or more",
+            where="compare",
+            fix="name them in a list, as in [run, other]",
+        )
     task, stores = known[0].task, [run.prepared() for run in known]
     for run in known:
         if run.task != task:
@@ -227,8 +233,9 @@ def compare_risks(
     `cens.model="km"`, which leaves out whoever is censored exactly at the horizon; here they count as event-free.
 
     Args:
-        risks: Name → (n,) risk of the event of interest by the horizon, or (n, causes), the risk of each cause. A cause
-            without risks gets its share of what the others leave, as observed; only O/E depends on it.
+        risks: Name → (n,) risk of the event of interest by the horizon, or (n, causes), the risk of each cause; or a
+            frame with a column a model. A cause without risks gets its share of what the others leave, as observed;
+            only O/E depends on it.
         time: (n,) days to the event or to censoring.
         cause: (n,) 0 = censored, 1 = the event of interest, 2 … = competing events (or True and False).
         horizon: As in `"1y"`, or a number of days.
@@ -254,19 +261,30 @@ def compare_risks(
         >>> found.differences.query("metric == 'auc'").value.round(2).tolist()
         [0.27]
     """
-    codes = np.asarray(cause) * 1
+    if not isinstance(risks, Mapping) and not hasattr(risks, "columns"):
+        raise EhrseqError(
+            "expected risks by the models' names",
+            where="risks",
+            fix="write {'mine': risk}, or give a frame with a column a model",
+        )
+    codes = whole_causes(cause)
     n_causes = max(int(codes.max(initial=0)), 1)
     duration, codes, _ = checked_outcome(time, codes, n_causes, None)
-    days = np.array(days_of(horizon, where="horizon"))
+    days = np.array([day_of(horizon)])
     observed = aalen_johansen(duration, codes, n_causes=n_causes).at(days)
     given = {}
-    for name, risk in risks.items():
-        own = np.asarray(risk, dtype=np.float64).reshape(
-            -1, np.shape(risk)[-1] if np.ndim(risk) > 1 else 1
-        )
+    for name in getattr(risks, "columns", risks):
+        risk = np.asarray(risks[name], dtype=np.float64)
+        own = risk.reshape(-1, risk.shape[-1] if risk.ndim > 1 else 1)
         if len(own) != len(duration) or own.shape[1] > n_causes:
             fix = "give one risk a row, or one for each cause"
             raise EhrseqError("does not fit the times", where=name, fix=fix)
+        if not ((own >= 0).all() and (own.sum(axis=1) <= 1 + _ROUNDING).all()):
+            raise EhrseqError(
+                "has risks that are missing, outside 0 to 1, or of all causes together above 1",
+                where=name,
+                fix="give a probability in every row",
+            )
         known, others = np.split(observed[:, 0], [own.shape[1]])
         left = np.maximum(1.0 - own.sum(axis=1, keepdims=True), 0.0) / (1.0 - known.sum())
         given[name] = np.concatenate([own, left * others], axis=1)[:, :, None]
@@ -275,6 +293,12 @@ def compare_risks(
     )
     draws = draw_subjects(int(owner.max()) + 1, bootstrap, seed)
     scope = Comparison(0.0, owner.reshape(-1), duration, codes, days, given, draws)
+    if len(owner) != len(duration) or not given:
+        raise EhrseqError(
+            "does not fit the times",
+            where="subject, risks",
+            fix="give a subject for each row, and at least one model",
+        )
     first, *others_of = given
     names = ["event"]
     estimates = scope_estimates(scope, names)
@@ -297,9 +321,11 @@ def compare_risks(
         "smooth_calibration": curves,
         "subgroups": [],
         "incidence": [],
-        "decision": decision_rows(scope, names, models=[*given], thresholds=thresholds),
+        "decision": decision_rows(
+            scope, names, models=[*given], thresholds=np.ravel(thresholds).tolist()
+        ),
     }
-    return RiskComparison(cast(Exact, result), Path())  # what its tables need
+    return RiskComparison(cast(Exact, result), Path("compare_risks"))  # what its tables need
 
 
 def _distance_at_horizon(rows: ScoredRows) -> dict[str, Floats]:

@@ -5,6 +5,7 @@ Rows are spells: a subject is at risk from a start to a stop, with the last valu
 
 import os
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from ehrsequencing.api.data import events_table, meds_folder
 from ehrsequencing.api.flat_table import START, STOP, SUBJECT, read_rows
 from ehrsequencing.config import DAYS_PER_YEAR
 from ehrsequencing.core.arrays import Floats
-from ehrsequencing.core.errors import EhrseqError, refuse_unknown
+from ehrsequencing.core.elsewhere import answering, right_way
+from ehrsequencing.core.errors import EhrseqError, refuse_idle, refuse_unknown
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.predictors.cox import CoxRows
 from ehrsequencing.predictors.unpenalised_cox import fit_cox
@@ -31,19 +33,20 @@ _LONG_AGO = pd.Timestamp("1678-01-01")  # of codes without a time
 _SEX = {"sex": ("sex", "gender"), "gender": ("gender", "sex")}  # two names of one covariate
 
 
+@answering
 def cox(
     frame: Any,
     *,
     subject: str,
     time: str,
     event: str | Mapping[Any, Any],
-    covariates: Sequence[str],
+    covariates: str | Sequence[str],
     start: str | None = None,
     interest: Any = None,
     unit: str | None = None,
     cause: str | None = None,
     units: Mapping[str, float] | None = None,
-    log: Sequence[str] = (),
+    log: str | Sequence[str] = (),
     ties: str = "efron",
 ) -> pd.DataFrame:
     """Cox regression of a flat table, as R's `coxph(Surv(start, stop, event) ~ …, cluster = subject)`.
@@ -58,7 +61,8 @@ def cox(
         subject: As of `from_table`, as are `time`, `event`, `start`, `interest` and `unit`.
         time: The column of times.
         event: The column of events.
-        covariates: Columns; texts are compared with their first level in the order of the alphabet.
+        covariates: Columns; texts are compared with their first level in the order of the alphabet, categories
+            with their own first one.
         start: The column of times at which each row begins.
         interest: The event of interest.
         unit: Of times that are numbers.
@@ -85,6 +89,7 @@ def cox(
         >>> table.loc["bilirubin", ["hazard_ratio", "low", "high", "p"]].round(2).tolist()
         [1.01, 0.92, 1.11, 0.86]
     """
+    covariates = _named(covariates)
     _, table, happened, causes = read_rows(
         frame,
         subject=subject,
@@ -102,7 +107,7 @@ def cox(
     )
     if start is None and not table[SUBJECT].is_unique:
         table[[STOP, _CAUSE]] = own[[START, _CAUSE]].shift(-1)
-    table[list(covariates)] = own[list(covariates)].ffill()
+    table[covariates] = own[covariates].ffill()
     first = table[STOP].where(table[_CAUSE].notna()).groupby(table[SUBJECT]).transform("min")
     spells = table[~(table[START] >= first)]
     return _fitted(spells, {name: name for name in covariates}, causes, cause, units, log, ties)
@@ -110,11 +115,11 @@ def cox(
 
 def cox_of_run(
     run: Run,
-    covariates: Sequence[str],
+    covariates: str | Sequence[str],
     *,
     cause: str | None = None,
     units: Mapping[str, float] | None = None,
-    log: Sequence[str] = (),
+    log: str | Sequence[str] = (),
     ties: str = "efron",
     data: Any = None,
     prepared: str | os.PathLike[str] | None = None,
@@ -150,6 +155,7 @@ def cox_of_run(
         >>> table.index.tolist()
         ['age per 10', 'SEX: M vs F']
     """
+    covariates = _named(covariates)
     store, task = run.prepared(None if prepared is None else Path(prepared)), run.task
     source = store.manifest["data_path"] if data is None else data
     if data is None and not Path(source).is_dir():
@@ -182,6 +188,20 @@ def cox_of_run(
         _CAUSE: happened.where(following.isna()),
     }
     return _fitted(spells.assign(**columns), labels, task.causes, cause, units, log, ties)
+
+
+def _named(names: str | Sequence[str]) -> list[str]:
+    """Names of columns or codes, one or several.
+
+    Raises:
+        EhrseqError: There is none, or one is there twice.
+    """
+    given = [names] if isinstance(names, str) else list(names)
+    if not given or len({*given}) < len(given):
+        raise EhrseqError(
+            f"got {given}", where="covariates", fix="name one or more, and each of them once"
+        )
+    return given
 
 
 def _words(name: str) -> tuple[str, ...]:
@@ -235,8 +255,8 @@ def named_codes(
     part = [label for label, tail in tails.items() if any(word in tail for word in words)]
     if len(found := whole or part) != 1:
         what = f"{name!r} names {len(found)} codes" if found else f"there is no code {name!r}"
-        fix = f"name one of {', '.join(found[:4])}" if found else "eh.codes(data) lists them"
-        raise EhrseqError(what, where=where, fix=fix)
+        near = f"name one of {', '.join(found[:4])}" if found else "eh.codes(data) lists them"
+        raise EhrseqError(what, where=where, fix=right_way("terms", name) or near)
     return found[0], members[found[0]]
 
 
@@ -249,11 +269,12 @@ def _fitted(
     causes: Sequence[str],
     cause: str | None,
     units: Mapping[str, float] | None,
-    log: Sequence[str],
+    log: str | Sequence[str],
     ties: str,
 ) -> pd.DataFrame:
     """The table of a regression on spells: `SUBJECT`, `_ZERO`, `START`, `STOP`, `_CAUSE`, and covariates → labels."""
     of, units = causes[0] if cause is None else cause, units or {}
+    log = [log] if isinstance(log, str | bool) else log
     refuse_unknown("cause", [of], causes)
     refuse_unknown("covariate", units, labels)
     refuse_unknown("covariate", log, labels)
@@ -262,8 +283,6 @@ def _fitted(
     columns: dict[str, Floats] = {}
     for name, label in labels.items():
         columns |= _columns(known[name], label, unit=units.get(name), is_log=name in log)
-    if not columns:
-        raise EhrseqError("no covariate varies", where="covariates", fix="name other covariates")
     subject = known[SUBJECT].to_numpy()
     rows = CoxRows(
         np.stack([*columns.values()], axis=1),
@@ -301,13 +320,22 @@ def _columns(
     values: "pd.Series[Any]", label: str, *, unit: float | None, is_log: bool
 ) -> dict[str, Floats]:
     """Name in the table → numbers: of a text a column for each level but the first."""
+    if values.nunique() < 2:
+        raise EhrseqError("is the same in all rows", where=label, fix="leave it out")
     if not is_numeric_dtype(values):
-        texts = values.astype(str).to_numpy()
-        first, *others = np.unique(texts).tolist()
+        refuse_idle({"log": is_log, "units": unit}, "of texts", where=label)
+        is_ordered = isinstance(values.dtype, pd.CategoricalDtype)
+        texts = values if is_ordered else values.astype(str)
+        first, *others = texts.astype("category").cat.remove_unused_categories().cat.categories
         return {f"{label}: {level} vs {first}": (texts == level) * 1.0 for level in others}
     numbers = values.to_numpy(np.float64)
-    if is_log and (numbers <= 0).any():
-        what = "has values of 0 or less, which have no logarithm"
-        raise EhrseqError(what, where=label, fix="leave it out of log=")
+    if np.isinf(numbers).any() or (is_log and (numbers <= 0).any()):
+        raise EhrseqError(
+            "has infinite values, or logarithms of values of 0 or less",
+            where=label,
+            fix="correct them, or leave it out of log=",
+        )
+    if unit is not None and not (isinstance(unit, Real) and unit > 0):
+        raise EhrseqError(f"a unit of {unit!r}", where=label, fix="write units={'age': 10}")
     numbers, name = (np.log(numbers), f"log {label}") if is_log else (numbers, label)
     return {name: numbers} if unit is None else {f"{name} per {unit:g}": numbers / unit}

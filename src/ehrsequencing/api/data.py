@@ -20,8 +20,9 @@ from ehrsequencing.config import (
     refuse_unused,
     validated,
 )
+from ehrsequencing.config.files import agreed_tasks
 from ehrsequencing.core.arrays import Ints
-from ehrsequencing.core.elsewhere import Hinted, answering, answering_methods
+from ehrsequencing.core.elsewhere import Hinted, answering, answering_methods, right_way
 from ehrsequencing.core.errors import EhrseqError, refuse_idle, refuse_unknown
 from ehrsequencing.core.files import private_folder, read_json, write_json
 from ehrsequencing.core.made_of import differing
@@ -56,7 +57,8 @@ def as_table(frame: Any) -> pa.Table:
     raise EhrseqError(
         f"{type(frame).__name__} is no frame",
         where="data",
-        fix="give a path, or a frame of pandas, polars or Arrow",
+        fix=right_way("data", type(frame).__name__)
+        or "give a path, or a frame of pandas, polars or Arrow",
     )
 
 
@@ -106,13 +108,35 @@ def task_of(task: Any) -> TaskConfig:
     """
     if isinstance(task, TaskConfig):
         return task
+    if not isinstance(task, Mapping) and not is_path(task):
+        raise EhrseqError(
+            f"expected a task, got {type(task).__name__}",
+            where="task",
+            fix="name a task file: labels are made from it; eh.from_table makes one of a table",
+        )
     return load_task(Path(task)) if is_path(task) else validated(TaskConfig, task, where="task")
 
 
-def tasks_of(task: Any) -> list[TaskConfig]:
-    """No task, one, or a list, each as of `task_of`."""
+def tasks_of(task: Any, study: StudyConfig) -> list[TaskConfig]:
+    """No task, one, or a list, each as of `task_of`; without one that of the study, which must be one of them."""
     given = [] if task is None else task if isinstance(task, list | tuple) else [task]
-    return [task_of(one) for one in given]
+    return agreed_tasks([task_of(one) for one in given], study)
+
+
+def one_task(task: Any, study: StudyConfig, *, where: str) -> TaskConfig:
+    """As `tasks_of`, where one is needed.
+
+    Raises:
+        EhrseqError: There is none, there are several, or the study has another one.
+    """
+    tasks = tasks_of(task, study)
+    if len(tasks) != 1:
+        raise EhrseqError(
+            f"needs one task, not {len(tasks)}",
+            where=where,
+            fix="name one, as in task='task.yaml' or --task task.yaml",
+        )
+    return tasks[0]
 
 
 def study_of(study: StudyConfig | None, sections: Mapping[str, Any], *, where: str) -> StudyConfig:
@@ -121,6 +145,12 @@ def study_of(study: StudyConfig | None, sections: Mapping[str, Any], *, where: s
     Raises:
         EhrseqError: Both are given, or a setting is unknown, impossible or not used.
     """
+    if not isinstance(study, StudyConfig | None):
+        raise EhrseqError(
+            f"study is a {type(study).__name__}",
+            where=where,
+            fix="write training={…}, or study=ehrsequencing.config.load_study(Path('study.yaml'))",
+        )
     refuse_idle(
         sections,
         "beside study, which holds all settings",
@@ -269,7 +299,8 @@ def prepare(
 
     Args:
         meds: A folder of MEDS data, or a frame of MEDS rows.
-        task: A task file, its content as a mapping, or a list of either; none for pretraining.
+        task: A task file, its content as a mapping, or a list of either; default: that of `study`, or none, for
+            pretraining.
         out: Folder to make.
         study: All settings in one, in the place of sections.
         overwrite: Whether an earlier prepared set there that nobody has changed is replaced.
@@ -290,7 +321,7 @@ def prepare(
         (['hf'], 400)
     """
     settings = study_of(study, sections, where="prepare")
-    tasks, folder = tasks_of(task), Path(out)
+    tasks, folder = tasks_of(task, settings), Path(out)
     with meds_folder(meds) as source, bar("preparing", show=progress) as tick:
         if is_json_of(folder / MANIFEST, PREPARED):
             noted = read_json(folder / MANIFEST).get("made_of")

@@ -4,7 +4,8 @@ from typing import Any
 
 from ehrsequencing.api import plots
 from ehrsequencing.api.cox import named_codes
-from ehrsequencing.api.predictions import MOST_SUBJECTS, days_of, opened
+from ehrsequencing.api.predictions import MOST_SUBJECTS, opened
+from ehrsequencing.core.durations import day_of
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.explain import Question
 from ehrsequencing.explain.cohort import newest_numbers, sampled_people, value_effect
@@ -58,7 +59,7 @@ def plot_effect_of_run(
     question = Question.for_run(
         run,
         cause=cause,
-        horizon_days=None if horizon is None else days_of(horizon)[0],
+        horizon_days=None if horizon is None else day_of(horizon),
         recalibrated=recalibrated,
     )
     source = run.prepared().manifest["data_path"] if data is None else data

@@ -14,9 +14,10 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
 from ehrsequencing.api.data import as_table, is_path, meds_folder, prepare, task_of
-from ehrsequencing.api.predictions import StepFunction, days_of, opened
+from ehrsequencing.api.predictions import StepFunction, opened
 from ehrsequencing.api.training import fit as fit_run
 from ehrsequencing.core.arrays import Floats
+from ehrsequencing.core.durations import day_of
 from ehrsequencing.core.elsewhere import Hinted, answering, answering_methods
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import private_folder
@@ -89,14 +90,14 @@ class EHRSurvival(Hinted, BaseEstimator):  # type: ignore[misc]
         Raises:
             EhrseqError: Data, task or settings cannot be used.
         """
-        given = self.task if y is None else y
-        if given is None:
+        given = [task_of(one) for one in (self.task, y) if one is not None]
+        if not given or given[0] != given[-1]:
             raise EhrseqError(
-                "has no task",
+                "has two tasks" if given else "has no task",
                 where="EHRSurvival",
                 fix="write EHRSurvival(task='task.yaml') or fit(X, 'task.yaml')",
             )
-        task = task_of(given)
+        task = given[0]
         if self.out is None:
             cleanup = ExitStack()
             folder = cleanup.enter_context(private_folder())
@@ -190,9 +191,7 @@ class EHRSurvival(Hinted, BaseEstimator):  # type: ignore[misc]
                 where="score",
                 fix="fit another estimator with this task",
             )
-        days = (
-            float(self.horizons_[-1]) if horizon is None else days_of(horizon, where="horizon")[0]
-        )
+        days = float(self.horizons_[-1]) if horizon is None else day_of(horizon)
         with meds_folder(X) as folder:
             records = read_external(self.run_, folder).population.records
         at = records.at_landmark(task.landmarks[0])

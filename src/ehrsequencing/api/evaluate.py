@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pyarrow.parquet as pq
 
-from ehrsequencing.api.data import as_table, data_config, is_path, meds_folder, study_of, task_of
+from ehrsequencing.api.data import as_table, data_config, is_path, meds_folder, one_task, study_of
 from ehrsequencing.api.evaluation import EvaluationResult
 from ehrsequencing.api.progress import bar, stages
 from ehrsequencing.api.run import warn_of
@@ -295,7 +295,7 @@ def score(
         result, folder = score_file(
             path,
             source,
-            task_of(task),
+            one_task(task, settings, where="score"),
             out=None if out is None else Path(out),
             name=name,
             split=split,

@@ -4,6 +4,7 @@ What it shows of real people may be shared, as `metrics.json`: counts of people 
 `outcomes()` holds single persons.
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -17,8 +18,9 @@ from ehrsequencing.api import plots, predictions as curves
 from ehrsequencing.api.data import meds_folder, times
 from ehrsequencing.api.long_table import long_table, main_c
 from ehrsequencing.api.paper import PaperTable, accuracy_table
-from ehrsequencing.api.predictions import StepFunction, days_of, risk_column
+from ehrsequencing.api.predictions import StepFunction, risk_column
 from ehrsequencing.config import format_days
+from ehrsequencing.core.durations import day_of
 from ehrsequencing.core.elsewhere import Hinted, answering_methods
 from ehrsequencing.core.errors import EhrseqError, refuse_unknown
 from ehrsequencing.core.redaction import redact
@@ -353,10 +355,13 @@ class EvaluationResult(Hinted):
         landmark: Any,
     ) -> pd.DataFrame:
         """The curves of one place as a frame, one row a model and point."""
-        place, _ = self._place(horizon, cause, landmark)
+        place, title = self._place(horizon, cause, landmark)
         table = pd.DataFrame(_at_place(rows, **place), columns=["model", *columns])
         points = table.explode([*columns], ignore_index=True)
-        return points.astype(dict.fromkeys(columns, np.float64))
+        points = points.astype(dict.fromkeys(columns, np.float64))
+        if points[[*columns]].iloc[:, 1:].isna().all(axis=None):
+            warnings.warn(f"too few people had the event to show {title}", stacklevel=4)
+        return points
 
     # ---- what it is ----------------------------------------------------------------------------------------------
 
@@ -410,7 +415,7 @@ class EvaluationResult(Hinted):
 
 
 def _known(what: str, given: str | float, known: Sequence[float]) -> float:
-    days = days_of(given)[0]
+    days = day_of(given, where=what)
     if not any(abs(days - one) < 1e-9 for one in known):
         raise EhrseqError(
             f"{format_days(days)} was not evaluated",

@@ -13,11 +13,10 @@ import pandas as pd
 from pandas.api.types import is_numeric_dtype
 
 from ehrsequencing.api.data import as_table, task_of
-from ehrsequencing.api.predictions import days_of
 from ehrsequencing.config import TaskConfig
-from ehrsequencing.config.base import DAYS_PER_YEAR, UNIT_DAYS
 from ehrsequencing.core.disclosure import SMALLEST_COUNT
-from ehrsequencing.core.elsewhere import answering
+from ehrsequencing.core.durations import DAYS_PER_YEAR, UNIT_DAYS, days_of
+from ehrsequencing.core.elsewhere import answering, right_way
 from ehrsequencing.core.errors import NO_HEADER, EhrseqError, looks_like_header
 from ehrsequencing.core.files import private_folder
 
@@ -199,8 +198,9 @@ def read_rows(
     event, given = (event, None) if isinstance(event, str) else next(iter(event.items()))
     for name in (subject, time, event, *named):
         near = ", ".join(get_close_matches(name, whole.columns) or whole.columns)
-        fix = f"name one of {near}" if looks_like_header(whole.columns) else NO_HEADER
-        _require(name in whole, f"the frame has no column {name!r}", fix=fix)
+        known = f"name one of {near}" if looks_like_header(whole.columns) else NO_HEADER
+        fix = right_way("terms", name) or known
+        _require(name in whole, f"there is no column {name!r}", fix=fix)
     table = _with_times(whole, subject=subject, time=time, start=start, unit=unit)
     return whole, table, *_read_events(table[event], given, interest)
 
@@ -208,7 +208,7 @@ def read_rows(
 def _require(met: Any, what: str, *, fix: str) -> None:
     """Refuse the table unless a condition is met."""
     if not met:
-        raise EhrseqError(what, where="from_table", fix=fix)
+        raise EhrseqError(what, where="frame", fix=fix)
 
 
 # --------------------------------------------------------------------------------------------- times

@@ -48,6 +48,7 @@ def main_c(result: Shared) -> str:
     )
     row = next(rows, None)
     if row is None or row["value"] is None:
-        return f"undefined for {cause} by {format_days(horizon)}"
+        why = row and row["reason"]
+        return f"{why or 'undefined'} for {cause} by {format_days(horizon)}"
     limits = "" if row["low"] is None else f" ({row['low']:.2f} to {row['high']:.2f})"
     return f"{row['value']:.2f}{limits} for {cause} by {format_days(horizon)}"

@@ -57,6 +57,7 @@ def accuracy_table(
             own = cells.setdefault(row["model"], {})
             for metric in columns:
                 if metric.key == row["metric"]:
-                    own[metric.name] = with_interval(row["value"], row["low"], row["high"], ".2f")
+                    shown = with_interval(row["value"], row["low"], row["high"], ".2f")
+                    own[metric.name] = shown if row["value"] is not None else row["reason"] or shown
     frame = pd.DataFrame.from_dict(cells, orient="index").fillna("")
     return PaperTable(frame, f"Accuracy of each model for {title}, with 95 % intervals")

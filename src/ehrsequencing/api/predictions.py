@@ -15,8 +15,9 @@ from numpy.typing import ArrayLike
 from ehrsequencing.api import plots
 from ehrsequencing.api.data import data_config, events_table, meds_folder, times
 from ehrsequencing.api.progress import bar
-from ehrsequencing.config import DataConfig, format_days, parse_days
+from ehrsequencing.config import DataConfig, format_days
 from ehrsequencing.core.arrays import Floats
+from ehrsequencing.core.durations import day_of
 from ehrsequencing.core.elsewhere import answering
 from ehrsequencing.core.errors import EhrseqError, refuse_idle
 from ehrsequencing.explain import Question, subject_record
@@ -26,7 +27,9 @@ from ehrsequencing.explain.tables import CHANGE, attention_weights, explain_subj
 from ehrsequencing.metrics.censoring import (
     aalen_johansen as cumulative_incidence,
     aalen_johansen_se,
+    checked_outcome,
 )
+from ehrsequencing.metrics.plain import whole_causes
 from ehrsequencing.prediction.predict import (
     Moment,
     NewRecords,
@@ -44,24 +47,6 @@ from ehrsequencing.reporting.share import share_run
 
 CURVE_POINTS = 60  # of a drawn risk curve
 MOST_SUBJECTS = 1000  # of a cohort that is explained
-
-
-def days_of(
-    horizons: Sequence[str | float] | str | float, *, where: str = "horizons"
-) -> list[float]:
-    """Horizons as days: `90d`, `1y`, or numbers of days.
-
-    >>> days_of(["90d", "1y", 30])
-    [90.0, 365.25, 30.0]
-
-    Raises:
-        EhrseqError: One is no duration.
-    """
-    listed = [horizons] if isinstance(horizons, str | int | float) else list(horizons)
-    try:
-        return [parse_days(one if isinstance(one, str) else float(one)) for one in listed]
-    except ValueError as error:
-        raise EhrseqError(str(error), where=where, fix="write it as 90d or 1y") from error
 
 
 @contextmanager
@@ -347,9 +332,9 @@ def aalen_johansen(time: ArrayLike, cause: ArrayLike, *, of: int = 1) -> StepFun
         >>> curve(25), curve.y.tolist()
         (0.25, [0.0, 0.25, 0.25, 0.25, 0.75])
     """
-    duration = np.asarray(time, dtype=np.float64)
-    codes = np.asarray(cause, dtype=np.int64)
+    codes = whole_causes(cause)
     n_causes = max(of, int(codes.max(initial=1)))
+    duration, codes, _ = checked_outcome(time, codes, n_causes, None)
     curve = cumulative_incidence(duration, codes, n_causes=n_causes)
     x = np.unique(np.r_[0.0, curve.times_days, duration.max(initial=0.0)])
     y = curve.at(x)[of - 1]
@@ -426,7 +411,7 @@ def export(
             Path(out),
             labels=Path(labels),
             cause=cause,
-            horizons_days=None if horizon is None else days_of(horizon, where="horizon"),
+            horizons_days=None if horizon is None else [day_of(horizon)],
             overwrite=overwrite,
             progress=tick,
             say=say,

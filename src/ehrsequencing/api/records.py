@@ -148,7 +148,8 @@ def check(
         >>> checked.tasks[0].attrition["prediction_times"]
         3494
     """
-    settings, tasks = study_of(study, sections, where="check"), tasks_of(task)
+    settings = study_of(study, sections, where="check")
+    tasks = tasks_of(task, settings)
     with meds_folder(data) as folder, bar("checking", show=progress) as tick:
         return check_data(folder, study=settings, tasks=tasks, progress=tick)
 

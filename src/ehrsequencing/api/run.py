@@ -15,7 +15,6 @@ from ehrsequencing.api.evaluation import EvaluationResult
 from ehrsequencing.api.long_table import main_c
 from ehrsequencing.api.predictions import (
     attention_table,
-    days_of,
     draw_subject,
     explained,
     opened,
@@ -24,6 +23,7 @@ from ehrsequencing.api.predictions import (
 )
 from ehrsequencing.api.progress import bar
 from ehrsequencing.config import DataConfig
+from ehrsequencing.core.durations import day_of, days_of
 from ehrsequencing.core.elsewhere import Hinted, answering, answering_methods
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json_lines, refuse_overlap
@@ -97,7 +97,7 @@ class TrainedRun(Hinted, Run):
             >>> len(risk), bool((risk["hf_1y"] >= risk["hf_90d"]).all())
             (400, True)
         """
-        moment = Moment(at)  # a wrong one is refused before the model is loaded
+        moment = Moment(str(at))  # a wrong one is refused before the model is loaded
         predictor = RiskPredictor(
             self, None if horizons is None else days_of(horizons), recalibrated=recalibrated
         )
@@ -149,7 +149,7 @@ class TrainedRun(Hinted, Run):
         question = Question.for_run(
             self,
             cause=cause,
-            horizon_days=None if horizon is None else days_of(horizon)[0],
+            horizon_days=None if horizon is None else day_of(horizon),
             recalibrated=recalibrated,
         )
         with opened(self, data, facts=facts, show=progress, label="explaining") as records:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ehrsequencing.api.data import is_path, prepare, study_of, task_of
+from ehrsequencing.api.data import is_path, one_task, prepare, study_of
 from ehrsequencing.api.evaluate import audit, evaluate
 from ehrsequencing.api.records import check
 from ehrsequencing.api.run import TrainedRun
@@ -33,7 +33,7 @@ from ehrsequencing.training.run_folder import BEGUN, refuse_foreign, remove_unfi
 @answering
 def run(
     data: str | os.PathLike[str],
-    task: Any,
+    task: Any = None,
     *,
     out: str | os.PathLike[str],
     study: StudyConfig | None = None,
@@ -49,7 +49,7 @@ def run(
 
     Args:
         data: A folder of MEDS data.
-        task: The task: its file, its content as a mapping, or a `TaskConfig`.
+        task: The task: its file, its content as a mapping, or a `TaskConfig`; default: that of `study`.
         out: Folder to make, with `prepared/` and `run/`.
         study: All settings in one, in the place of sections.
         overwrite: Whether an earlier study in `out` that nobody has changed is removed first, and made anew.
@@ -73,7 +73,8 @@ def run(
         'report.html'
     """
     keep_freed_memory()
-    settings, task_ = study_of(study, sections, where="run"), task_of(task)
+    settings = study_of(study, sections, where="run")
+    task_ = one_task(task, settings, where="run")
     store, folder = Path(out) / "prepared", Path(out) / "run"
     _make_room(data, store, folder, settings, overwrite=overwrite)
     if not (store / MANIFEST).is_file():

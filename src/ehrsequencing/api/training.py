@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ehrsequencing.api.data import study_of
+from ehrsequencing.api.data import is_path, study_of
 from ehrsequencing.api.progress import print_line, training_bar
 from ehrsequencing.api.run import TrainedRun
 from ehrsequencing.config import (
@@ -16,6 +16,7 @@ from ehrsequencing.config import (
     Settings,
     StudyConfig,
     TrainingConfig,
+    refuse_changes,
     refuse_unused,
     validated,
 )
@@ -88,7 +89,7 @@ def fit(
         training: Settings of training, as in `{"epochs": 30, "members": 5}`.
         evaluation: Settings that `evaluate` takes from the run.
         seed: Seed of the training.
-        init: Folder of a model to start from, that `pretrain` or `fit` made (docs/pretraining.md).
+        init: A model to start from: a run, or its folder, that `pretrain` or `fit` made (docs/pretraining.md).
         transfer: With `init`: `full` or `frozen`, or settings, as in `{"mode": "frozen"}`.
         loss: A loss of your own, `loss(model, batch)`, in the place of the likelihood: a scalar tensor. The network
             learns it alone, without trees, Cox and masked codes, unless `training` asks for them; its mean over the
@@ -118,7 +119,7 @@ def fit(
     keep_freed_memory()
     if not isinstance(model, Mapping | Settings | None):
         raise EhrseqError(
-            f"expected settings, as in {{'dim': 64}}, got {type(model).__name__}",
+            f"expected settings, as in {{'size': 'small'}}, got {type(model).__name__}",
             where="fit, model",
             fix="declare a part of your own by @eh.visit_encoder('mine'), or train a model in your "
             "own loop and write eh.save_run(model, data, out=…)",
@@ -145,7 +146,7 @@ def fit(
     )
     go_on = _may_resume(study, Path(out), loss) if resume is None else resume
     store = _prepared(data)
-    source = None if init is None else Path(init)
+    source = None if init is None else Path(getattr(init, "folder", init))
     train(
         store,
         Path(out),
@@ -264,6 +265,11 @@ def _prepared(data: Prepared | str | os.PathLike[str]) -> Prepared:
     """A prepared set, given as such or by its folder."""
     if isinstance(data, Prepared):
         return data
+    if not is_path(data):
+        fix = "give what eh.prepare made, or its folder"
+        raise EhrseqError(
+            f"expected a prepared set, got {type(data).__name__}", where="data", fix=fix
+        )
     if (Path(data) / "data").is_dir():
         raise EhrseqError(
             "holds records that are not prepared",
@@ -326,7 +332,7 @@ def pretrain(
         data: A prepared set, or its folder.
         out: Folder of the pretrained model, for `ehrseq train --init`.
         task: A task of the set, whose outcome, relatives and near-synonyms are then no targets.
-        study: All settings in one, in the place of sections.
+        study: All settings in one, in the place of sections; its task is not used.
         resume: Continue after an interruption.
         overwrite: Whether an earlier model there that nobody has changed is removed.
         progress: Whether to show a bar, and a line for each epoch.
@@ -342,6 +348,7 @@ def pretrain(
     """
     folder, prepared = Path(out), _prepared(data)
     settings = study_of(study, sections, where="pretrain")
+    refuse_changes(settings, prepared.study, "pretrain", file=None, by=prepared.folder)
     if overwrite:
         _make_room(prepared, folder, PRETRAINED, resume=resume)
     with alone_in(folder):  # before the work begins

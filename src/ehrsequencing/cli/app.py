@@ -35,7 +35,6 @@ from ehrsequencing.cli.options import (
     TaskFiles,
     places,
     read_study,
-    read_tasks,
 )
 from ehrsequencing.cli.predict import drift, explain, explore, predict
 from ehrsequencing.cli.serve import export, serve
@@ -124,20 +123,11 @@ def run(
             where="ehrseq run",
             fix="write ehrseq run DATA --out DIR, or data: and out: in the file of --config",
         )
-    tasks = read_tasks(task, study)
-    if len(tasks) != 1:
-        raise EhrseqError(
-            f"needs one task, not {len(tasks)}",
-            where="ehrseq run",
-            fix="name one task file with --task",
-        )
     from ehrsequencing.api.study import run as run_all
     from ehrsequencing.core.files import read_json
     from ehrsequencing.reporting.terminal import audit_lines, metric_lines
 
-    made = run_all(
-        data, tasks[0], out=out, study=study, overwrite=overwrite, progress=shown(), say=say
-    )
+    made = run_all(data, task, out=out, study=study, overwrite=overwrite, progress=shown(), say=say)
     metrics, checks = (read_json(made.folder / f"{name}.json") for name in ("metrics", "audit"))
     say("\n".join([*metric_lines(metrics), *audit_lines(checks)]))
     report = made.folder / "report.html"
@@ -260,7 +250,7 @@ def check(
         return
     if out is not None:
         refuse_existing(out, CHECK, overwrite=overwrite)
-    checked = check_records(data, read_tasks(task, study), study=study, progress=shown())
+    checked = check_records(data, task, study=study, progress=shown())
     if out is not None:
         with output_file(out, CHECK, overwrite=overwrite) as temporary:
             write_json(temporary, {**CHECK.facts, **checked.as_json()})
@@ -328,13 +318,14 @@ def prepare(
     config: Config = None,
 ) -> None:
     """Turn MEDS records into packed arrays and labels."""
+    from ehrsequencing.config.files import agreed_tasks, load_task
     from ehrsequencing.records.attrition import attrition_lines, task_warnings
     from ehrsequencing.records.check import fix_lines, vocabulary_warnings
     from ehrsequencing.records.prepare import prepare as make
     from ehrsequencing.records.prepared import Prepared
 
     study = read_study(config, overrides, "prepare")
-    tasks = read_tasks(task, study)
+    tasks = agreed_tasks([load_task(path) for path in task or ()], study)
     with bar("preparing") as tick:
         make(data, out, study=study, tasks=tasks, overwrite=overwrite, progress=tick, engine=engine)
     prepared = Prepared(out, verify=False)

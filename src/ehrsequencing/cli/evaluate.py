@@ -15,7 +15,6 @@ from ehrsequencing.cli.options import (
     RunFolder,
     open_run,
     read_study,
-    read_tasks,
 )
 from ehrsequencing.core.errors import EhrseqError, refuse_idle
 from ehrsequencing.core.result_types import Shared
@@ -236,7 +235,7 @@ def score(
     scored = score_file(
         predictions,
         data,
-        read_tasks([task], study)[0],
+        task,
         study=study,
         out=out,
         overwrite=overwrite,

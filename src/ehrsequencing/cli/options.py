@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ehrsequencing.cli.console import note
-from ehrsequencing.core.errors import EhrseqError
 
 if TYPE_CHECKING:
-    from ehrsequencing.config import StudyConfig, TaskConfig
+    from ehrsequencing.config import StudyConfig
     from ehrsequencing.prediction.run import Run
 
 
@@ -105,17 +104,3 @@ def open_run(
     if study is not None:
         refuse_changes(study, run.study, command, file=config, by=folder)
     return run
-
-
-def read_tasks(paths: list[Path] | None, study: "StudyConfig") -> "list[TaskConfig]":
-    """The tasks of `--task`, else that of the study; if both are given, they must agree."""
-    from ehrsequencing.config import load_task
-
-    tasks = [load_task(path) for path in paths or ()]
-    if tasks and study.task is not None and study.task not in tasks:
-        raise EhrseqError(
-            f"the settings hold the task {study.task.name!r}, which is none of these",
-            where="--task",
-            fix="leave out one of the two",
-        )
-    return tasks or ([study.task] if study.task is not None else [])

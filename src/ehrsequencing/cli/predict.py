@@ -74,8 +74,8 @@ def predict(
     study = read_study(config, overrides, "predict")
     refuse_early(out, data, at, overwrite=overwrite)
     opened = open_run(run, study, "predict", config=config)
-    from ehrsequencing.api.predictions import days_of
     from ehrsequencing.api.risk_list import write_list
+    from ehrsequencing.core.durations import days_of
     from ehrsequencing.prediction.predict_outcomes import predict_outcomes
 
     days = None if horizons is None else days_of(horizons.split(","), where="--horizons")
@@ -189,7 +189,8 @@ def explain(
     risk with it minus the risk without it), and what has changed since the prediction time before. Without it: what
     each code adds on average for the subjects who have it, with intervals. These are associations, not causes.
     """
-    from ehrsequencing.api.predictions import days_of, explained
+    from ehrsequencing.api.predictions import explained
+    from ehrsequencing.core.durations import day_of
     from ehrsequencing.core.files import refuse_overlap
     from ehrsequencing.core.outputs import EXPLANATION, refuse_existing
     from ehrsequencing.explain.record import Question
@@ -205,7 +206,7 @@ def explain(
         refuse_existing(out, EXPLANATION, overwrite=overwrite)
         refuse_overlap(out, data)
         require_suffix(out, SUFFIXES, what="tables")
-    days = None if horizon is None else days_of(horizon, where="--horizon")[0]
+    days = None if horizon is None else day_of(horizon, where="--horizon")
     study = read_study(config, overrides, "explain")
     opened = open_run(run, study, "explain", config=config, data=data)
     question = Question.for_run(opened, cause=cause, horizon_days=days, recalibrated=recalibrate)

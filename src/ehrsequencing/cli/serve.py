@@ -89,7 +89,7 @@ def serve(
         raise EhrseqError(
             f"needs {error.name}", where="ehrseq serve", fix=install("serve")
         ) from error
-    from ehrsequencing.api.predictions import days_of
+    from ehrsequencing.core.durations import day_of
     from ehrsequencing.serve.security import Limits
 
     limits = Limits(
@@ -100,7 +100,7 @@ def serve(
         rows=max_rows,
         visits=max_visits,
         seconds=timeout,
-        stale_days=days_of(stale, where="--stale")[0],
+        stale_days=day_of(stale, where="--stale"),
     )
     open_run(run, data=data)
     started: list[str] = []

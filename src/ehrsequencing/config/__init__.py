@@ -3,7 +3,7 @@
 Every setting can be given in a YAML file (`--config study.yaml`) or as `section.key=value` on the command line.
 """
 
-from ehrsequencing.config.base import DAYS_PER_YEAR, Settings, format_days, parse_days
+from ehrsequencing.config.base import Settings
 from ehrsequencing.config.files import (
     COMMANDS,
     load_study,
@@ -42,6 +42,7 @@ from ehrsequencing.config.task import (
     OutcomesConfig,
     TaskConfig,
 )
+from ehrsequencing.core.durations import DAYS_PER_YEAR, format_days, parse_days
 from ehrsequencing.core.text import BadText, parse_json
 
 __all__ = [

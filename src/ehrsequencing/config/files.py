@@ -56,6 +56,21 @@ def _located(task: TaskConfig, path: Path) -> TaskConfig:
     return task.model_copy(update={"index": index})
 
 
+def agreed_tasks(tasks: list[TaskConfig], study: StudyConfig) -> list[TaskConfig]:
+    """The tasks that were named, else that of the study.
+
+    Raises:
+        EhrseqError: The study has a task that is none of those that were named.
+    """
+    if tasks and study.task is not None and study.task not in tasks:
+        raise EhrseqError(
+            f"the settings hold the task {study.task.name!r}, which is none of these",
+            where="task",
+            fix="leave out one of the two",
+        )
+    return tasks or ([study.task] if study.task is not None else [])
+
+
 def load_study(
     path: Path | None = None,
     overrides: Iterable[str] = (),
@@ -273,7 +288,7 @@ def refuse_changes(
             shown = [one if isinstance(one, Settings) else repr(one) for one in (ours, theirs)]
             raise EhrseqError(
                 f"{name} is {shown[0]}, but {by} was made with {shown[1]}",
-                where=str(file),
+                where=str(file or "study"),
                 fix="leave it out, or make that folder again with it",
             )
     if file is not None and given.task is not None and settled.task is not None:

@@ -6,7 +6,7 @@
 import inspect
 import sys
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cache, wraps
@@ -75,8 +75,8 @@ class Hinted:
             raise TypeError(lacks(_owner(self), "[]", ()))
 
 
-def answering(function: Called) -> Called:
-    """The function, whose wrong calls are answered by the right form.
+def answering(function: Called, name: str = "") -> Called:
+    """The function, whose wrong calls are answered by the right form; `name` is what a class calls it.
 
     >>> def risk(data, *, horizons): ...
     >>> answering(risk)("meds/", lr=1, n_epochs=3)
@@ -88,32 +88,39 @@ def answering(function: Called) -> Called:
     """
     signature = inspect.signature(function)
     is_class = function.__name__ == "__init__"
-    named_as = function.__qualname__.split(".")[-2] if is_class else function.__name__
+    named_as = function.__qualname__.split(".")[-2] if is_class else name or function.__name__
+    shown = [*signature.parameters.values()][bool(is_class or name) :]
 
     @wraps(function)
     def call(*given: Any, **named: Any) -> Any:
         try:
             signature.bind(*given, **named)
         except TypeError as error:
-            raise _wrong_call(named_as, signature, given, named, str(error)) from None
+            raise _wrong_call(named_as, shown, given, named, str(error)) from None
         return function(*given, **named)
 
     return cast(Called, call)
 
 
 def _wrong_call(
-    name: str, form: inspect.Signature, given: Iterable[Any], named: Mapping[str, Any], why: str
+    name: str,
+    parameters: Sequence[inspect.Parameter],
+    given: Iterable[Any],
+    named: Mapping[str, Any],
+    why: str,
 ) -> EhrseqError:
     """The error of a call: all its unknown arguments at once, or how it is written."""
-    parameters = [one for one in form.parameters.values() if one.name != "self"]
     known = [one.name for one in parameters]
     takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
     unknown = [one for one in named if one not in known and not takes_all]
-    uses = dict.fromkeys(right_way("arguments", one, known) for one in unknown)
+    tables = [own for own in (name, "arguments") if own in _table()]
+    uses = dict.fromkeys(
+        next(filter(None, (right_way(own, one, known) for own in tables)), "") for one in unknown
+    )
     fix = "; ".join(filter(None, uses))
     if unknown:
         why = f"unknown argument{'s' * (len(unknown) > 1)} {', '.join(map(repr, unknown))}"
-    elif any(hasattr(one, "columns") for one in given):
+    elif "frame" not in known and any(hasattr(one, "columns") for one in given):
         fix = "eh.from_table(df, subject=…, time=…, event=…, out=…), which makes records of a frame"
     written = [f"{one.name}=…" if one.kind is one.KEYWORD_ONLY else one.name for one in parameters]
     short = ", ".join(written[:8] + ["…"] * (len(written) > 8))
@@ -124,5 +131,5 @@ def answering_methods(cls: Called) -> Called:
     """The class, whose public methods answer wrong calls."""
     for name, value in list(vars(cls).items()):
         if inspect.isfunction(value) and not name.startswith("_"):
-            setattr(cls, name, answering(value))
+            setattr(cls, name, answering(value, name))
     return cls

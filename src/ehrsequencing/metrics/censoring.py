@@ -227,8 +227,9 @@ def checked_outcome(
     Raises:
         EhrseqError: No rows, shapes that differ, durations not finite or negative, causes outside 0..`n_causes`.
     """
-    duration = np.asarray(duration_days, dtype=np.float64)
-    codes = np.asarray(cause)
+    given, codes = np.asarray(duration_days), np.asarray(cause)
+    is_elapsed = given.dtype.kind == "m"  # a difference of dates
+    duration = (given / np.timedelta64(1, "D") if is_elapsed else given).astype(np.float64)
     weight = np.ones(duration.shape) if weights is None else np.asarray(weights, dtype=np.float64)
     if duration.ndim != 1 or duration.size == 0:
         raise EhrseqError(

@@ -3,7 +3,7 @@
     time      (n,) days to the event or censoring
     cause     (n,) 0 = censored, 1 = the event of interest, 2 … = competing events (or True and False for one event)
     risk      (n,) predicted risk of the event of interest by the horizon
-    horizon   days
+    horizon   as in `"1y"`, or a number of days
 
 All of them correct for censoring by inverse-probability weighting, and count a competing event as event-free for ever.
 A number is NaN where it is undefined, say where the follow-up ends before the horizon.
@@ -11,10 +11,13 @@ A number is NaN where it is undefined, say where the follow-up ends before the h
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import ArrayLike
 
 from ehrsequencing.core.arrays import Floats, Ints
+from ehrsequencing.core.durations import day_of, days_of
 from ehrsequencing.core.elsewhere import answering
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.metrics import accuracy, calibration, discrimination
@@ -22,21 +25,36 @@ from ehrsequencing.metrics.censoring import aalen_johansen
 from ehrsequencing.metrics.outcomes import ScoredRows
 
 
-def _rows(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, horizon: float) -> ScoredRows:
+def _rows(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, horizon: str | float) -> ScoredRows:
     """The rows with the event of interest as cause 1; nothing is predicted of the other causes."""
-    codes, own = _codes(cause), np.asarray(risk, dtype=np.float64)
+    codes, own = whole_causes(cause), np.asarray(risk, dtype=np.float64)
     if own.ndim != 1:
         raise EhrseqError(
             "expected one risk a row", where="risk", fix="give the risks by this horizon, (n,)"
         )
     risks = np.zeros((len(own), max(int(codes.max(initial=0)), 1), 1))
     risks[:, 0, 0] = own
-    return ScoredRows.of(time, codes, risks, [float(horizon)])
+    return ScoredRows.of(time, codes, risks, [day_of(horizon)])
 
 
-def _codes(cause: ArrayLike) -> Ints:
-    codes = np.asarray(cause)
-    return codes.astype(np.int64) if codes.dtype == bool else codes
+def whole_causes(cause: ArrayLike) -> Ints:
+    """Causes as whole numbers, True and False as 1 and 0.
+
+    Raises:
+        EhrseqError: One is a word, a fraction or missing.
+    """
+    given = np.asarray(cause)
+    try:
+        numbers = given.astype(np.float64)
+    except (TypeError, ValueError):
+        numbers = np.full(given.shape, np.nan)
+    if not (np.isfinite(numbers) & (numbers == np.rint(numbers))).all():
+        raise EhrseqError(
+            "not one whole number a row",
+            where="cause",
+            fix="0 = censored, 1 = the event of interest, 2 … = competing, as in np.where(status == 'dead', 1, 0)",
+        )
+    return numbers.astype(np.int64)
 
 
 def _ranks(risk: ArrayLike) -> Floats:
@@ -51,14 +69,16 @@ def _first(values: Floats) -> float:
 
 
 @answering
-def concordance(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: float) -> float:
+def concordance(
+    time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: str | float
+) -> float:
     """C: how often the subject with the earlier event has the higher risk (Wolbers' C; with one cause Uno's C).
 
     Args:
         time: (n,) days.
         cause: (n,) 0 = censored, 1 = the event of interest, 2 … = competing.
         risk: (n,) any score that is higher for an earlier event.
-        horizon: Days up to which events count.
+        horizon: As in `"1y"`, or a number of days, up to which events count.
 
     Example:
         >>> import ehrsequencing as eh
@@ -69,7 +89,7 @@ def concordance(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: 
 
 
 @answering
-def auc(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: float) -> float:
+def auc(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: str | float) -> float:
     """Cumulative/dynamic AUC at the horizon: does a subject with the event by then score above one without it?
 
     Example:
@@ -80,7 +100,7 @@ def auc(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: float) -
 
 
 @answering
-def brier(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: float) -> float:
+def brier(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: str | float) -> float:
     """Brier score at the horizon: the mean squared error of the risk.
 
     Example:
@@ -91,7 +111,7 @@ def brier(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: float)
 
 
 @answering
-def ipa(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: float) -> float:
+def ipa(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: str | float) -> float:
     """Share of the Brier score removed, against giving everyone the observed incidence; 0 is no skill.
 
     Example:
@@ -103,7 +123,7 @@ def ipa(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: float) -
 
 @answering
 def observed_over_expected(
-    time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: float
+    time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: str | float
 ) -> float:
     """Events seen over events expected while under observation; 1 is calibrated in the large.
 
@@ -111,7 +131,7 @@ def observed_over_expected(
         time: (n,) days.
         cause: (n,) 0 = censored, 1 = the event of interest, 2 … = competing.
         risk: (n,) risk by the horizon; with competing events (n, causes), the risk of each of them.
-        horizon: Days up to which events count.
+        horizon: As in `"1y"`, or a number of days, up to which events count.
 
     Raises:
         EhrseqError: There are competing events, and their risks are not given: nothing says how many were left.
@@ -120,7 +140,7 @@ def observed_over_expected(
         >>> round(observed_over_expected([100, 200, 300, 400], [1, 1, 0, 0], [0.9, 0.2, 0.3, 0.1], horizon=250), 4)
         1.2808
     """
-    codes, risks = _codes(cause), np.asarray(risk, dtype=np.float64)
+    codes, risks = whole_causes(cause), np.asarray(risk, dtype=np.float64)
     risks = risks.reshape(len(risks), -1, 1)
     if int(codes.max(initial=0)) > risks.shape[1]:
         raise EhrseqError(
@@ -128,12 +148,12 @@ def observed_over_expected(
             where="risk",
             fix="give one column a cause, (n, causes)",
         )
-    rows = ScoredRows.of(time, codes, risks, [float(horizon)])
+    rows = ScoredRows.of(time, codes, risks, [day_of(horizon)])
     return _first(accuracy.observed_over_expected(rows))
 
 
 @answering
-def ici(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: float) -> float:
+def ici(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: str | float) -> float:
     """Integrated calibration index: the mean distance of the risk from the smoothed observed risk.
 
     Example:
@@ -147,7 +167,7 @@ def ici(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: float) -
 
 @answering
 def calibration_intercept(
-    time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: float
+    time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: str | float
 ) -> float:
     """How far the logit of the risk has to be shifted; 0 is right, above 0 the risks are too low.
 
@@ -162,7 +182,7 @@ def calibration_intercept(
 
 @answering
 def calibration_slope(
-    time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: float
+    time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: str | float
 ) -> float:
     """How far the logit of the risk has to be stretched; 1 is right, below 1 the risks are too extreme.
 
@@ -177,7 +197,7 @@ def calibration_slope(
 
 @answering
 def net_benefit(
-    time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: float, threshold: float
+    time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: str | float, threshold: float
 ) -> float:
     """Net benefit per subject of acting on whoever has at least the threshold's risk; acting on nobody is 0.
 
@@ -185,18 +205,20 @@ def net_benefit(
         >>> round(net_benefit([100, 200, 300, 400], [1, 1, 0, 0], [0.9, 0.2, 0.3, 0.1], horizon=250, threshold=0.2), 4)
         0.4375
     """
-    curve = accuracy.decision_curve(_rows(time, cause, risk, horizon), [threshold])
+    curve = accuracy.decision_curve(_rows(time, cause, risk, horizon), [float(threshold)])
     return float(curve.net_benefit[0, 0, 0])
 
 
 @answering
-def cumulative_incidence(time: ArrayLike, cause: ArrayLike, *, at: ArrayLike) -> Floats:
+def cumulative_incidence(
+    time: ArrayLike, cause: ArrayLike, *, at: Sequence[str | float] | str | float
+) -> Floats:
     """Observed incidence of the event of interest by some days, by Aalen–Johansen; with one cause 1 − Kaplan–Meier.
 
     Example:
         >>> cumulative_incidence([100, 200, 300, 400], [1, 2, 1, 0], at=[150, 350]).tolist()
         [0.25, 0.5]
     """
-    codes = _codes(cause)
+    codes = whole_causes(cause)
     curve = aalen_johansen(time, codes, n_causes=max(int(codes.max(initial=0)), 1))
-    return np.asarray(curve.at(np.atleast_1d(np.asarray(at, np.float64)))[0], dtype=np.float64)
+    return np.asarray(curve.at(np.array(days_of(at, where="at")))[0], dtype=np.float64)

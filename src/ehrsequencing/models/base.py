@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig, validated
+from ehrsequencing.core.durations import days_of
 from ehrsequencing.core.elsewhere import answering_methods, lacks
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import disk_errors, read_json, write_bytes
@@ -129,7 +130,7 @@ class SurvivalModel(HazardModel):
     def risk(
         self,
         batch: VisitBatch,
-        horizons_days: Sequence[float],
+        horizons_days: Sequence[str | float],
         *,
         start_days: Tensor | float | None = None,
     ) -> Tensor:
@@ -137,7 +138,7 @@ class SurvivalModel(HazardModel):
 
         Args:
             batch: Labels are not needed.
-            horizons_days: Days after the prediction time.
+            horizons_days: Days after the prediction time; `"1y"` is 365.25.
             start_days: Given no event for so long; one number or (N,).
 
         Returns:
@@ -153,7 +154,10 @@ class SurvivalModel(HazardModel):
                 fix="use the sigmoid of the logits, or a model with head=horizon",
             )
         return cumulative_incidence(
-            self(batch), self.config.edges_days, horizons_days=horizons_days, start_days=start_days
+            self(batch),
+            self.config.edges_days,
+            horizons_days=days_of(horizons_days),
+            start_days=start_days,
         )
 
     def logits_at(self, batch: VisitBatch, rows: Tensor) -> Tensor:

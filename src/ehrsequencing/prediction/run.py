@@ -266,6 +266,12 @@ def _fingerprint(manifest: Mapping[str, Any]) -> str:
 
 def opened(run: Run | str | os.PathLike[str]) -> Run:
     """A run that is open already, or one by its folder."""
+    if not isinstance(run, Run | str | os.PathLike):
+        raise EhrseqError(
+            f"expected a run, got {type(run).__name__}",
+            where="run",
+            fix="give a run, or the folder of one",
+        )
     return run if isinstance(run, Run) else Run(os.fspath(run))
 
 

@@ -22,6 +22,7 @@ _TOLERANCE = 1e-12  # of the relative gain in log-likelihood
 _SINGULAR = 1e-10  # smallest eigenvalue of the information per event, covariates having sd 1
 
 
+@np.errstate(divide="ignore", invalid="ignore")  # where there is no maximum
 def fit_cox(rows: CoxRows, subject: Ints, *, is_efron: bool) -> dict[str, Floats]:
     """Fit by Newton's method with step halving.
 

@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ehrsequencing.config.base import UNIT_DAYS
 from ehrsequencing.config.importing import (
     Elapsed,
     EventMap,
@@ -19,6 +18,7 @@ from ehrsequencing.config.importing import (
     is_date,
     load_table_map,
 )
+from ehrsequencing.core.durations import UNIT_DAYS
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.readers.cells import (
     NO_TEXT,
