@@ -295,7 +295,7 @@ def test_the_same_call_gives_the_same_result(call: str, result_of: Callable[[Any
 # ---- Python: the arguments of a call without it, and those that replace or join them ---------------------------------
 
 Arguments = dict[str, Any]
-_QUICK: Arguments = {"bootstrap": 0, "baselines": "none", "progress": False}
+_QUICK: Arguments = {"bootstrap": 0, "baselines": "none", "report": False, "progress": False}
 _EVALUATION = {"evaluation": {"bootstrap": 0, "baselines": "none", "explained_subjects": 0}}
 _ELSEWHERE: Arguments = {"data": "../meds"}
 _SCORE: Arguments = {
@@ -303,6 +303,7 @@ _SCORE: Arguments = {
     "data": "../data",
     "task": "../task.yaml",
     "prepared": "study/prepared",
+    "report": False,
     "progress": False,
     **_EVALUATION,
 }
@@ -342,7 +343,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Case | str]]] = {
             "prepared": ({}, {"prepared": "nowhere"}),
             "splits": ({}, {"splits": 1}),
             "split_seed": ({"splits": 1}, {"split_seed": -1}),
-            "report": ({}, {"report": False}),
+            "report": ({}, {"report": True}),
             "settings": ({}, {"trajectories": 1}),
             "progress": SILENT["progress"],
             "say": SILENT["say"],
@@ -359,7 +360,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Case | str]]] = {
             "split": (_SCORE, {"split": "tuning"}),
             "prepared": (_SCORE, {"prepared": "nowhere"}),
             "overwrite": (_SCORE | {"out": "scored"}, {"overwrite": True}),
-            "report": (_SCORE, {"report": False}),
+            "report": (_SCORE, {"report": True}),
             "study": (_SCORE, {"study": StudyConfig()}),
             "sections": (_SCORE, {"splits": {"seed": 9}}),
             "progress": SILENT["progress"],

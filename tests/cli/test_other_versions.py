@@ -4,13 +4,15 @@ import json
 import shutil
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.csv as pc
 import pyarrow.parquet as pq
 import pytest
 
 import ehrsequencing as eh
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.outputs import sealed
-from helpers.command_line import ehrseq, refused
+from helpers.command_line import TASK, ehrseq, refused
 
 SAYS = "was made by ehrsequencing 1.0.0, which alone reads it"
 
@@ -76,3 +78,28 @@ def test_predictions(sim_run: Path, sim_data: Path, tmp_path: Path) -> None:
     pq.write_table(table.replace_schema_metadata({b"ehrsequencing.version": b"1.0.0"}), older)
     command = ("score", older, sim_data, "--task", sim_data / "task.yaml", "--out", tmp_path / "out")
     assert SAYS in refused(*command)
+
+
+def test_overwrite_names_the_version_too(sim_run: Path, sim_data: Path, sim_prepared: Path, tmp_path: Path) -> None:
+    """What 1.x wrote is no stranger's folder, and is not replaced: this version cannot tell whether it is whole."""
+    run, prepared = as_first_version(sim_run, tmp_path / "run"), as_first_version(sim_prepared, tmp_path / "set")
+    (tmp_path / "task.yaml").write_text(TASK)
+    for command in (
+        ("train", sim_prepared, "--out", run),
+        ("pretrain", sim_prepared, "--out", run),
+        ("update", sim_run, sim_data, "--out", run),
+        ("prepare", sim_data, "--task", tmp_path / "task.yaml", "--out", prepared),
+    ):
+        assert SAYS in refused(*command, "--overwrite"), command
+    (run / "mine.txt").write_text("years of work")
+    assert SAYS in refused("export", sim_run, "--out", run, "--overwrite")
+    assert (run / "mine.txt").is_file()
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_overwrite_names_the_version_of_predictions(sim_run: Path, sim_data: Path, tmp_path: Path, ending: str) -> None:
+    older, names = tmp_path / f"risks.{ending}", ("subject_id", "prediction_time", "cause", "horizon_days", "risk")
+    table = pa.table({name: pa.array([], pa.string()) for name in (*names, "start_days")})
+    (pq.write_table if ending == "parquet" else pc.write_csv)(table, older)
+    line = refused("predict", sim_run, sim_data, "--out", older, "--overwrite")
+    assert "was made by ehrsequencing 1.x, which alone reads it (nothing was touched" in line

@@ -238,7 +238,7 @@ def integers(told: Any, key: str = "") -> Iterator[tuple[str, int]]:
 
 @pytest.mark.parametrize(("subjects", "seed", "kind"), RESULTS)
 def test_no_shareable_file_depends_on_an_exact_count(
-    sim_run: Path, subjects: int, seed: int, kind: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    subjects: int, seed: int, kind: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing printed, and no difference of two printed numbers, tells a count: all of them may be others.
 
@@ -256,7 +256,17 @@ def test_no_shareable_file_depends_on_an_exact_count(
     assert len(people) > 30
     assert [(key, n) for key, n in people if shareable_count(n) != n] == []
     monkeypatch.setattr(redaction, "shareable_rate", always)
-    run = Run(sim_run)
+    least, largest = (counted(moved(exact, end)) for end in (0, -1))
+    assert redact(least) == redact(largest)
+
+
+@pytest.mark.parametrize(("subjects", "seed", "kind"), RESULTS[1::3])
+def test_no_page_depends_on_an_exact_count(
+    sim_run: Path, subjects: int, seed: int, kind: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages that are drawn from the exact result and rounded in print, and all that is drawn from `metrics.json`."""
+    monkeypatch.setattr(redaction, "shareable_rate", always)
+    exact, run = everything(subjects, seed, kind), Run(sim_run)
     least, largest = (shared_files(counted(moved(exact, end)), run) for end in (0, -1))
     for name, text in least.items():
         assert text == largest[name], name

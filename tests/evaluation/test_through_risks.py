@@ -65,13 +65,25 @@ def test_the_likelihood_by_hand_ends_at_the_last_knot() -> None:
 # ---- risks made and compared some prediction times at a time are those of all together -------------------------------
 
 
-def numbers(found: Any) -> Any:
+PARTS = (
+    "metrics",
+    "differences",
+    "smooth_calibration",
+    "decision",
+    "incidence",
+    "trajectories",
+    "oracle",
+    "subgroups",
+)
+
+
+def numbers(value: Any, **tolerance: float) -> Any:
     """Every number of a result, in its place."""
-    if isinstance(found, dict):
-        return {name: numbers(value) for name, value in found.items()}
-    if isinstance(found, list):
-        return [numbers(one) for one in found]
-    return pytest.approx(found, rel=1e-8, abs=1e-9, nan_ok=True) if isinstance(found, float) else found
+    if isinstance(value, dict):
+        return {name: numbers(inner, **tolerance) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [numbers(inner, **tolerance) for inner in value]
+    return pytest.approx(value, **tolerance, nan_ok=True) if isinstance(value, float) else value
 
 
 @pytest.mark.parametrize("at_once", [3, 50])
@@ -87,20 +99,19 @@ def test_risks_of_parts_are_those_of_all(sim_run: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.slow
 def test_an_evaluation_in_parts_and_files_has_the_same_numbers(sim_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files: the same bits. Parts: the network's float32 risks come from other batches, and their last bits differ.
+
+    A recalibration of 40 events amplifies that to 3e-6; rivals count in float64.
+    """
     settings = EvaluationConfig(baselines="fast", bootstrap=10, explained_subjects=0)
     whole = evaluate(sim_run, settings=settings)
+    with monkeypatch.context() as large:
+        large.setattr(arrays, "LARGE_BYTES", 8)
+        assert evaluate(sim_run, settings=settings) == whole
     monkeypatch.setattr(arrays, "BLOCK_ROWS", 40)
-    monkeypatch.setattr(arrays, "LARGE_BYTES", 8)
     parts = evaluate(sim_run, settings=settings)
     assert parts.keys() == whole.keys()
-    for name in (
-        "metrics",
-        "differences",
-        "smooth_calibration",
-        "decision",
-        "incidence",
-        "trajectories",
-        "oracle",
-        "subgroups",
-    ):
-        assert parts[name] == numbers(whole[name]), name
+    for name in PARTS:
+        assert parts[name] == numbers(whole[name], rel=3e-5, abs=1e-6), name
+    of_rivals = [[row for row in one["metrics"] if row["model"] in whole["models"][1:]] for one in (whole, parts)]
+    assert of_rivals[1] == numbers(of_rivals[0], rel=1e-8, abs=1e-9)

@@ -1,7 +1,10 @@
 """Runs `ehrseq` within the test's process, and a task file that most commands accept."""
 
-from click.testing import Result
-from typer.testing import CliRunner
+from functools import cache
+
+from click import Command
+from click.testing import CliRunner, Result
+from typer.main import get_command
 
 from ehrsequencing.cli.app import app
 
@@ -10,7 +13,12 @@ TASK = "name: t\nindex: {code: A}\noutcome: {death: MEDS_DEATH}\nhorizons: [1y]\
 
 def ehrseq(*arguments: object) -> Result:
     """Run a command in this process. The result keeps an exception that a shell would show as a traceback."""
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+    return CliRunner().invoke(_commands(), [str(argument) for argument in arguments])
+
+
+@cache
+def _commands() -> Command:
+    return get_command(app)  # Typer would make all commands again for each call
 
 
 def refused(*arguments: object) -> str:

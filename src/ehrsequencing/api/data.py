@@ -227,7 +227,7 @@ class PreparedData(Hinted, Prepared):
 
 
 @answering
-def read_meds(data: Any, *, subjects: Sequence[int] | None = None) -> Any:
+def read_meds(data: Any, *, subjects: Sequence[int] | None = None) -> pd.DataFrame:
     """The rows of MEDS data as a frame, after the automatic fixes (docs/data.md).
 
     Args:

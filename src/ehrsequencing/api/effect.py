@@ -22,8 +22,8 @@ def plot_effect_of_run(
     recalibrated: bool = False,
     facts: dict[str, Any] | None = None,
     progress: bool = True,
-    ax: Any = None,
-) -> Any:
+    ax: "plots.Axes | None" = None,
+) -> "plots.Axes":
     """The effect of a value as a curve: the mean risk if everybody's newest number of a code were this.
 
     The number is moved from its 5th to its 95th percentile in the records of up to 1,000 people, at their last

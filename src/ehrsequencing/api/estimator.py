@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import pandas as pd
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
@@ -122,7 +123,7 @@ class EHRSurvival(Hinted, BaseEstimator):  # type: ignore[misc]
 
     def predict_risk(
         self, X: Any, *, horizons: Sequence[str | float] | None = None, at: str = "last"
-    ) -> Any:
+    ) -> pd.DataFrame:
         """One row a subject with its risk of each cause by each horizon; as `run.predict`."""
         check_is_fitted(self, "run_")
         return self.run_.predict(X, at=at, horizons=horizons, progress=False)

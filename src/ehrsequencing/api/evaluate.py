@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 import pyarrow.parquet as pq
@@ -17,7 +17,7 @@ from ehrsequencing.config import DataConfig, EvaluationConfig, StudyConfig, vali
 from ehrsequencing.core.elsewhere import answering
 from ehrsequencing.core.errors import EhrseqError, refuse_idle
 from ehrsequencing.core.files import private_folder, write_shareable
-from ehrsequencing.core.result_types import Exact, Shared
+from ehrsequencing.core.result_types import Exact, Shared, SharedAudit
 from ehrsequencing.evaluation.context import read_tripod
 from ehrsequencing.evaluation.evaluate import evaluate as evaluate_run
 from ehrsequencing.evaluation.external import validate
@@ -308,10 +308,14 @@ def score(
     return EvaluationResult(result, folder)
 
 
+def _with_audit(metrics: Exact | Shared, audit: SharedAudit | None) -> Shared:
+    return cast(Shared, {**metrics, "audit": audit})
+
+
 def report_evaluation(run: Path, metrics: Exact | Shared) -> None:
     """Write the report of an evaluation, with the audit that the run has."""
     require_room(run, *PAGES)
-    _add_drawn(run, pages({**metrics, "audit": saved_audit(run)}))
+    _add_drawn(run, pages(_with_audit(metrics, saved_audit(run))))
 
 
 def report_outcomes(
@@ -341,10 +345,10 @@ def report_outcomes(
 
 def report_external(run: Path, metrics: Exact | Shared, folder: Path) -> None:
     """Write the report of an external validation to its own folder."""
-    write_report(metrics | {"audit": saved_audit(run)}, folder)
+    write_report(_with_audit(metrics, saved_audit(run)), folder)
 
 
-def report_audit(run: Path, audit: dict[str, Any]) -> str:
+def report_audit(run: Path, audit: SharedAudit) -> str:
     """Write the report of a run again, from its metrics and a new audit.
 
     Returns:
@@ -355,7 +359,7 @@ def report_audit(run: Path, audit: dict[str, Any]) -> str:
     if metrics is None or not is_as_written(run, ANSWER):
         return ""
     try:
-        drawn = pages({**metrics, "audit": audit})
+        drawn = pages(_with_audit(metrics, audit))
     except Exception as error:
         return (
             f"warning: {run / ANSWER} does not show this audit; run ehrseq evaluate again ({error})"

@@ -70,7 +70,7 @@ class EvaluationResult(Hinted):
     # ---- tables ------------------------------------------------------------------------------------------------
 
     @property
-    def metrics(self) -> Any:
+    def metrics(self) -> pd.DataFrame:
         """One row for each model, landmark, cause, horizon and metric, with its 95 % interval.
 
         Example:
@@ -83,7 +83,7 @@ class EvaluationResult(Hinted):
         return long_table(self.result["metrics"], "model")
 
     @property
-    def differences(self) -> Any:
+    def differences(self) -> pd.DataFrame:
         """One row for each comparison: our metric minus that of the model in the column `against`, paired.
 
         Example:
@@ -93,7 +93,11 @@ class EvaluationResult(Hinted):
         return long_table(self.result["differences"], "against")
 
     def calibration(
-        self, horizon: str | float | None = None, *, cause: str | None = None, landmark: Any = None
+        self,
+        horizon: str | float | None = None,
+        *,
+        cause: str | None = None,
+        landmark: str | float | None = None,
     ) -> pd.DataFrame:
         """The points of `plot_calibration`: `model`, `predicted`, `observed`, `low`, `high`; arguments as there.
 
@@ -105,7 +109,11 @@ class EvaluationResult(Hinted):
         return self._points(self.result["smooth_calibration"], columns, horizon, cause, landmark)
 
     def operating_points(
-        self, horizon: str | float | None = None, *, cause: str | None = None, landmark: Any = None
+        self,
+        horizon: str | float | None = None,
+        *,
+        cause: str | None = None,
+        landmark: str | float | None = None,
     ) -> pd.DataFrame:
         """What acting from a threshold means, at those of the decision curve (`evaluation.decision_thresholds`).
 
@@ -149,7 +157,7 @@ class EvaluationResult(Hinted):
                 table[f"{name}{end}"] = np.array(cells, dtype=np.float64)
         return table
 
-    def outcomes(self, *, landmark: str | float | None = None) -> Any:
+    def outcomes(self, *, landmark: str | float | None = None) -> pd.DataFrame:
         """Outcome and predicted risks of every evaluated subject at a landmark, for R, lifelines or your own metrics.
 
         These are single persons: do not share the table.
@@ -255,9 +263,9 @@ class EvaluationResult(Hinted):
         horizon: str | float | None = None,
         *,
         cause: str | None = None,
-        landmark: Any = None,
-        ax: Any = None,
-    ) -> Any:
+        landmark: str | float | None = None,
+        ax: "plots.Axes | None" = None,
+    ) -> "plots.Axes":
         """Observed against predicted risk by a horizon, with the strongest baseline in grey; returns the axes.
 
         Args:
@@ -279,9 +287,9 @@ class EvaluationResult(Hinted):
         horizon: str | float | None = None,
         *,
         cause: str | None = None,
-        landmark: Any = None,
-        ax: Any = None,
-    ) -> Any:
+        landmark: str | float | None = None,
+        ax: "plots.Axes | None" = None,
+    ) -> "plots.Axes":
         """Net benefit over the threshold from which one would act; as `plot_calibration`, and returns the axes.
 
         Example:
@@ -293,8 +301,12 @@ class EvaluationResult(Hinted):
         return plots.decision(rows, title=title, ax=ax)
 
     def plot_incidence(
-        self, *, cause: str | None = None, landmark: Any = None, ax: Any = None
-    ) -> Any:
+        self,
+        *,
+        cause: str | None = None,
+        landmark: str | float | None = None,
+        ax: "plots.Axes | None" = None,
+    ) -> "plots.Axes":
         """Observed and predicted cumulative incidence by groups of risk, with numbers at risk: the report's figure.
 
         The curves go up to the main horizon. There are at most four groups of equal size, and fewer where a group
@@ -313,7 +325,9 @@ class EvaluationResult(Hinted):
         place, title = self._place(None, cause, landmark)
         return plots.incidence(self._incidence(place)[0], title=title, ax=ax)
 
-    def plot_stacked_incidence(self, *, landmark: Any = None, ax: Any = None) -> Any:
+    def plot_stacked_incidence(
+        self, *, landmark: str | float | None = None, ax: "plots.Axes | None" = None
+    ) -> "plots.Axes":
         """Cumulative incidence of all causes, one upon the other, up to the main horizon; the predicted ones dashed.
 
         Of real people, a cause that fewer than 11 of them had is left out.
@@ -350,9 +364,9 @@ class EvaluationResult(Hinted):
         self,
         rows: Sequence[Mapping[str, Any]],
         columns: Sequence[str],
-        horizon: Any,
+        horizon: str | float | None,
         cause: str | None,
-        landmark: Any,
+        landmark: str | float | None,
     ) -> pd.DataFrame:
         """The curves of one place as a frame, one row a model and point."""
         place, title = self._place(horizon, cause, landmark)
@@ -372,7 +386,9 @@ class EvaluationResult(Hinted):
 
     # ---- what was evaluated ----------------------------------------------------------------------------------------
 
-    def _place(self, horizon: Any, cause: str | None, landmark: Any) -> tuple[dict[str, Any], str]:
+    def _place(
+        self, horizon: str | float | None, cause: str | None, landmark: str | float | None
+    ) -> tuple[dict[str, Any], str]:
         """Landmark, cause and horizon of a figure, and its title.
 
         Raises:

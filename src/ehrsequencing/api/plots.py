@@ -1,7 +1,7 @@
 """Figures with matplotlib, in the report's colours. Each draws into `ax`, or into new axes, and returns the axes."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from ehrsequencing.prediction.prediction_file import Risks
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.reporting.figures import group_names, stacked
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes as Axes
+
 # the report's colours (reporting/templates/palette.css.jinja); the first is the cause of interest
 COLOURS = ("#1f5fa8", "#c2571a", "#2f8258", "#8454a6", "#77701f", "#0d7a85", "#b0437c")
 GREY = "#666e78"
@@ -20,7 +23,7 @@ TOO_FEW = "too few events to show"
 Row = Mapping[str, Any]
 
 
-def axes(ax: Any, *, width: float = 6.4, height: float = 3.6) -> Any:
+def axes(ax: "Axes | None", *, width: float = 6.4, height: float = 3.6) -> "Axes":
     """The axes given, or new ones.
 
     Raises:
@@ -37,7 +40,7 @@ def axes(ax: Any, *, width: float = 6.4, height: float = 3.6) -> Any:
     return pyplot.subplots(figsize=(width, height), layout="constrained")[1]
 
 
-def _finish(ax: Any, *, x: str, y: str, title: str = "") -> Any:
+def _finish(ax: "Axes", *, x: str, y: str, title: str = "") -> "Axes":
     """Labels, percent, a legend, and no frame at the top and on the right."""
     from matplotlib import ticker
 
@@ -65,8 +68,8 @@ def subject_risk(
     causes: Sequence[str],
     visit_us: Ints,
     events: Mapping[str, int],
-    ax: Any = None,
-) -> Any:
+    ax: "Axes | None" = None,
+) -> "Axes":
     """A subject's visits and risks; see `TrainedRun.plot_risk`.
 
     Args:
@@ -124,7 +127,9 @@ def _mark(ax: Any, at: float, text: str, colour: str, height: float) -> None:
     ax.annotate(text, (at, height), xycoords=ax.get_xaxis_transform(), xytext=(3, -3), **style)
 
 
-def calibration(rows: Sequence[SmoothRow[int | str]], *, title: str, ax: Any = None) -> Any:
+def calibration(
+    rows: Sequence[SmoothRow[int | str]], *, title: str, ax: "Axes | None" = None
+) -> "Axes":
     """Observed against predicted risk, ours first; see `EvaluationResult.plot_calibration`.
 
     Args:
@@ -160,7 +165,9 @@ def _curves(ax: Any, rows: Sequence[Row], x: str, y: str) -> None:
         ax.text(0.5, 0.5, TOO_FEW, transform=ax.transAxes, ha="center", color=GREY)
 
 
-def decision(rows: Sequence[DecisionRow[int | str]], *, title: str, ax: Any = None) -> Any:
+def decision(
+    rows: Sequence[DecisionRow[int | str]], *, title: str, ax: "Axes | None" = None
+) -> "Axes":
     """Net benefit by threshold, ours first; see `EvaluationResult.plot_decision_curve`.
 
     Args:
@@ -182,7 +189,9 @@ def decision(rows: Sequence[DecisionRow[int | str]], *, title: str, ax: Any = No
     return ax
 
 
-def effect(value: Floats, risk: Floats, *, code: str, question: str, ax: Any = None) -> Any:
+def effect(
+    value: Floats, risk: Floats, *, code: str, question: str, ax: "Axes | None" = None
+) -> "Axes":
     """The mean risk over the values of a code; see `TrainedRun.plot_effect`."""
     ax = axes(ax)
     ax.plot(value, risk, "o-", color=COLOURS[0], lw=2, ms=3.5)
@@ -190,7 +199,7 @@ def effect(value: Floats, risk: Floats, *, code: str, question: str, ax: Any = N
     return _finish(ax, x=f"newest value of {code}", y=f"mean risk of {question}")
 
 
-def incidence(row: IncidenceRow[int | str], *, title: str, ax: Any = None) -> Any:
+def incidence(row: IncidenceRow[int | str], *, title: str, ax: "Axes | None" = None) -> "Axes":
     """Observed and predicted cumulative incidence by risk group; see `EvaluationResult.plot_incidence`.
 
     Args:
@@ -227,7 +236,7 @@ def incidence(row: IncidenceRow[int | str], *, title: str, ax: Any = None) -> An
     return _finish(ax, x="years from the prediction", y="cumulative incidence", title=title)
 
 
-def stacked_incidence(rows: Sequence[Row], *, title: str, ax: Any = None) -> Any:
+def stacked_incidence(rows: Sequence[Row], *, title: str, ax: "Axes | None" = None) -> "Axes":
     """Incidences of all causes, one upon the other; see `EvaluationResult.plot_stacked_incidence`.
 
     Args:
@@ -250,7 +259,14 @@ def stacked_incidence(rows: Sequence[Row], *, title: str, ax: Any = None) -> Any
 
 
 def _below(
-    ax: Any, x: float, number: int, groups: int, text: str, *, ha: str = "center", dx: float = 0.0
+    ax: Any,
+    x: float,
+    number: int,
+    groups: int,
+    text: str,
+    *,
+    ha: str = "center",
+    dx: float = 0.0,
 ) -> None:
     """A cell of the table under the axis, the highest risk first; lines are in points, so that it fits any height."""
     place = {"xycoords": ax.get_xaxis_transform(), "textcoords": "offset points"}

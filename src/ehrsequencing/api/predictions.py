@@ -99,8 +99,12 @@ def predictions(
 
 
 def draw_subject(
-    run: Run, records: NewRecords, subject: int, horizons: Sequence[float] | None, ax: Any
-) -> Any:
+    run: Run,
+    records: NewRecords,
+    subject: int,
+    horizons: Sequence[float] | None,
+    ax: "plots.Axes | None",
+) -> "plots.Axes":
     """See `TrainedRun.plot_risk`.
 
     Raises:
@@ -296,7 +300,7 @@ class StepFunction:
         self.low, self.high = low, high
         self.domain = (float(x[0]), float(x[-1]))
 
-    def __call__(self, x: ArrayLike) -> Any:
+    def __call__(self, x: ArrayLike) -> float | Floats:
         """The value at some days.
 
         Raises:

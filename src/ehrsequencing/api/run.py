@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from ehrsequencing.api import plots
 from ehrsequencing.api.cox import cox_of_run
 from ehrsequencing.api.data import PreparedData, data_config, meds_folder
 from ehrsequencing.api.effect import plot_effect_of_run
@@ -70,7 +71,7 @@ class TrainedRun(Hinted, Run):
         force: bool = False,
         facts: dict[str, Any] | None = None,
         progress: bool = True,
-    ) -> Any:
+    ) -> pd.DataFrame:
         """Risks of each cause by each horizon, as a frame with one row a prediction time.
 
         Args:
@@ -116,7 +117,7 @@ class TrainedRun(Hinted, Run):
         recalibrated: bool = False,
         facts: dict[str, Any] | None = None,
         progress: bool = True,
-    ) -> Any:
+    ) -> pd.DataFrame:
         """What moves a risk: of one subject at the last prediction time, or of a cohort.
 
         Effects are differences by deletion: with − without. They are associations in the model, not causes.
@@ -164,7 +165,7 @@ class TrainedRun(Hinted, Run):
 
     def attention(
         self, data: Any, *, subject: int | None = None, facts: dict[str, Any] | None = None
-    ) -> Any:
+    ) -> pd.DataFrame:
         """How much each code counts in its visit's vector: the weights of the encoder `attention`.
 
         The weights of a visit sum to 1. They say what the model looks at within a visit, not what causes the event.
@@ -229,8 +230,8 @@ class TrainedRun(Hinted, Run):
         subject: int,
         horizons: Sequence[str | float] | str | None = None,
         facts: dict[str, Any] | None = None,
-        ax: Any = None,
-    ) -> Any:
+        ax: "plots.Axes | None" = None,
+    ) -> "plots.Axes":
         """One subject's visits, its risk over time, and its risk curves from the last prediction time on.
 
         Left of the line "today" each step is the risk of the first cause by the last horizon, as predicted then.
@@ -323,7 +324,7 @@ class TrainedRun(Hinted, Run):
     # ---- training and evaluation -------------------------------------------------------------------------------
 
     @property
-    def history(self) -> Any:
+    def history(self) -> pd.DataFrame:
         """One row an epoch: training and tuning NLL, whether it was the best, and speed.
 
         Raises:

@@ -7,7 +7,6 @@ checks, in the order of `CHECKS`. `docs/trust.md` says what they prove and what 
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
-from typing import Any
 
 from ehrsequencing.audit import (
     data as same_person,
@@ -22,6 +21,7 @@ from ehrsequencing.audit.suspicion import importance, sentence
 from ehrsequencing.core.files import digest, write_shareable
 from ehrsequencing.core.made_of import made_of
 from ehrsequencing.core.redaction import redact_audit
+from ehrsequencing.core.result_types import AuditCheck, SharedAudit
 from ehrsequencing.core.version import __version__
 from ehrsequencing.prediction.run import AUDIT, Run, add_to_run, require_room
 
@@ -45,7 +45,7 @@ def audit(
     prepared: Path | None = None,
     data: Path | None = None,
     progress: Callable[[int, int, str], None] = lambda done, total, what: None,
-) -> dict[str, Any]:
+) -> SharedAudit:
     """Make every check on a run and write its `audit.json`.
 
     Args:
@@ -78,10 +78,10 @@ def audit(
     progress(0, total, "reading the records")
     facts = AuditData(run, store, split=split, subjects=subjects, seed=seed)
     facts.read_source(data)
-    answers = []
+    answers: list[AuditCheck[int]] = []
     for number, check in enumerate(checks, start=1):
         progress(number, total, check.name)
-        answers.append({"name": check.name, "question": check.question} | _told(facts, check))
+        answers.append(_told(facts, check))
     progress(total, total, "done")
     result = redact_audit(
         {
@@ -108,10 +108,10 @@ def audit(
         }
     )
     add_to_run(run_folder, AUDIT, lambda path: write_shareable(path, result))
-    return result
+    return result.content
 
 
-def _told(data: AuditData, check: Check) -> dict[str, Any]:
+def _told(data: AuditData, check: Check) -> AuditCheck[int]:
     """The finding of a check as it is written, with what the suspicious codes matter."""
     if check.needs_records and data.why_no_source is not None:
         finding = Finding("not_tested", data.why_no_source)
@@ -120,6 +120,8 @@ def _told(data: AuditData, check: Check) -> dict[str, Any]:
     matter = importance(data, finding.suspects) if finding.suspects else None
     reason = f"{finding.reason}; {sentence(matter)}" if finding.suspects else finding.reason
     return {
+        "name": check.name,
+        "question": check.question,
         "verdict": finding.verdict,
         "reason": reason,
         "tested": finding.tested,

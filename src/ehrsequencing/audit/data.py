@@ -5,7 +5,6 @@ from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +17,7 @@ from ehrsequencing.core.disclosure import (
     shareable_rate,
 )
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.result_types import Verdict
 from ehrsequencing.prediction.predict import Encoder
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.predictors.history import fit_feature_spec, history_features
@@ -127,7 +127,6 @@ MOST_CODES, MOST_STATIC, MOST_PEOPLE = 1000, 200, 10_000
 FEWEST_CARRIERS = (
     10  # of a code without a time, or of a feature that is searched together with others
 )
-Verdict = Literal["passed", "warning", "leak", "not_tested"]
 
 
 @dataclass(frozen=True)

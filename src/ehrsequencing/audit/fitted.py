@@ -11,9 +11,10 @@ import torch
 
 from ehrsequencing.audit.data import AuditData, Check, Finding, judge
 from ehrsequencing.batches.loader import SubjectLoader
-from ehrsequencing.core.arrays import Floats
+from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.disclosure import count_text
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.manifest_types import CauseRecalibration, Fitted, Origin
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import Ensemble
 from ehrsequencing.predictors.network import VISIT_BUDGET, labelled_log_hazards
@@ -72,7 +73,7 @@ def _grid_is_same(data: AuditData) -> bool | None:
 def _recalibration_is_same(data: AuditData) -> bool | None:
     """Level, stretch and trend, undone and fitted again; None where there is no such step that can be undone."""
     model: Any = data.model
-    pairs = [(model, data.run.manifest)]
+    pairs: list[tuple[Any, Fitted]] = [(model, data.run.manifest)]
     if isinstance(model, Ensemble):
         pairs = list(zip(model.members, data.run.manifest.get("members", ()), strict=True))
     are_same = [
@@ -84,7 +85,7 @@ def _recalibration_is_same(data: AuditData) -> bool | None:
 
 
 def _correction_is_same(
-    data: AuditData, model: SurvivalModel, told: Mapping[str, Any]
+    data: AuditData, model: SurvivalModel, told: Mapping[str, CauseRecalibration]
 ) -> bool | None:
     """`told`: of each cause, the three numbers and the intercepts a of η' = a + b · η, as folded into the head."""
     causes = [told[cause] for cause in data.task.causes]
@@ -191,7 +192,7 @@ def pretraining(data: AuditData) -> Finding:
     )
 
 
-def unseen_subjects(data: AuditData, init: Mapping[str, Any]) -> Finding:
+def unseen_subjects(data: AuditData, init: Origin) -> Finding:
     """No held-out subject of this run was learned from by one model before."""
     seen = init.get("subjects")
     held_out = data.records["held_out"].timelines.subject_id
@@ -226,11 +227,11 @@ def unseen_subjects(data: AuditData, init: Mapping[str, Any]) -> Finding:
     return finding
 
 
-def _are_those(seen: Mapping[str, str], subjects: Mapping[str, Any]) -> bool:
+def _are_those(seen: Mapping[str, str], subjects: Mapping[str, Ints]) -> bool:
     return all(seen.get(split) == subjects_digest(ids) for split, ids in subjects.items())
 
 
-def excluded_codes(data: AuditData, init: Mapping[str, Any]) -> Finding:
+def excluded_codes(data: AuditData, init: Origin) -> Finding:
     """The outcome's codes, its relatives and near-synonyms were no targets of one pretraining."""
     needed = names_of(excluded_targets(data.prepared, data.task.name), data.vocabulary)
     groups = {

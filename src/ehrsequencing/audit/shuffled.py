@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from ehrsequencing.audit.data import AuditData, Check, Finding, Verdict
+from ehrsequencing.audit.data import AuditData, Check, Finding
 from ehrsequencing.config import load_study
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.files import private_folder
+from ehrsequencing.core.result_types import Verdict
 from ehrsequencing.metrics.discrimination import wolbers_c
 from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.predictors.network import Network

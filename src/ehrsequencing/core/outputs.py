@@ -55,6 +55,9 @@ _HASHING = 4  # files that are hashed at once
 _DIGEST = "digest"  # entry of a manifest: the hash of all others
 _LOOKED_AT = 4096  # bytes at the beginning of a file that may hold the mark of its kind
 KIND_NOTE = b"ehrsequencing.kind"  # entry of a Parquet file's metadata: the kind's name
+_OLDER_PREDICTIONS = (
+    b'"subject_id","prediction_time","cause","horizon_days","risk","start_days"'  # columns in 1.x
+)
 
 
 @dataclass(frozen=True)
@@ -160,17 +163,23 @@ def _why_foreign_file(path: Path, kind: Kind) -> str | None:
     says = b""
     with suppress(OSError, pa.ArrowException):
         if path.suffix == ".parquet":
-            says = (pq.read_schema(path).metadata or {}).get(KIND_NOTE, b"")
+            schema = pq.read_schema(path)
+            columns = ",".join(f'"{name}"' for name in schema.names).encode()
+            says = (schema.metadata or {}).get(KIND_NOTE, columns)
         else:
             says = pa.input_stream(path).read(_LOOKED_AT)
     if says == kind.name.encode() or any(mark in says for mark in kind.marks):
         return None
+    if kind is PREDICTIONS and says.startswith(_OLDER_PREDICTIONS):
+        return of_another_version("1.x", path).what
     return f"is not {kind.what} that ehrseq wrote"
 
 
 def _why_foreign_folder(folder: Path, kind: Kind) -> str | None:
     try:
         manifest = _whole_manifest(folder / MANIFEST)
+    except OfAnotherVersion as error:
+        return error.what
     except EhrseqError:
         return f"is not empty, and not {kind.what} that ehrseq made"
     if not kind.is_of(manifest):
@@ -355,7 +364,8 @@ def require_unchanged(
 def _whole_manifest(path: Path) -> dict[str, Any]:
     """A manifest of this version whose entries are as they were written."""
     manifest = read_json(path)
-    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
+    is_ours = isinstance(manifest, dict) and "format" in manifest
+    if not is_ours or not isinstance(manifest.get("files"), dict):
         raise EhrseqError("is damaged", where=str(path), fix=_AGAIN)
     require_format(manifest, path)
     if manifest != sealed(manifest):
@@ -368,7 +378,7 @@ def require_format(manifest: Mapping[str, Any], path: Path) -> None:
     """Refuse a manifest, or the mark of an unfinished output, that another major version wrote.
 
     Raises:
-        EhrseqError: Names the version that reads it.
+        OfAnotherVersion: Names the version that reads it.
     """
     if manifest.get("format") != FORMAT:
         run, prepared = manifest.get("versions"), manifest.get("version")
@@ -376,9 +386,13 @@ def require_format(manifest: Mapping[str, Any], path: Path) -> None:
         raise of_another_version(str(named or "1.x"), path)
 
 
-def of_another_version(version: str, path: Path) -> EhrseqError:
+class OfAnotherVersion(EhrseqError):
+    """Another major version wrote this file or folder."""
+
+
+def of_another_version(version: str, path: Path) -> OfAnotherVersion:
     """That another version wrote a file or a folder."""
-    return EhrseqError(
+    return OfAnotherVersion(
         f"was made by ehrsequencing {version}, which alone reads it",
         where=str(path),
         fix="make it again, or use that version",

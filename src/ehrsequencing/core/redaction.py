@@ -22,10 +22,12 @@ from ehrsequencing.core.result_types import (
     CHECKS,
     COUNTS,
     RATES,
+    Audit,
     DataSize,
     DecisionRow,
     Exact,
     Shared,
+    SharedAudit,
     SmoothRow,
     place_of,
 )
@@ -167,7 +169,7 @@ def owners_part(result: Exact | Shared) -> dict[str, Any]:
     }
 
 
-def redact_audit(result: Row) -> Shareable[dict[str, Any]]:
+def redact_audit(result: Audit[int]) -> Shareable[SharedAudit]:
     """Redact an audit, whose checks have hidden few people in their words: the counts of what was tested."""
     return Shareable(
         {

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Mapping
-from typing import Any, Generic, NotRequired, TypedDict, TypeVar
+from typing import Any, Generic, Literal, NotRequired, TypedDict, TypeVar
 
 N = TypeVar("N")  # a count of people: an int, or int | str where it may be shared
 
@@ -142,6 +142,126 @@ class DataSize(TypedDict, Generic[N]):
     prediction_times: dict[str, N]
 
 
+class FollowUp(TypedDict):
+    """Median follow-up at a landmark with its 95 % interval, by the reverse Kaplan–Meier method."""
+
+    landmark_days: float | None
+    median_days: float | None
+    low: float | None
+    high: float | None
+    reason: str | None
+
+
+class Table1(TypedDict):
+    """The subjects of each split at a landmark."""
+
+    landmark_days: float
+    columns: list[str]
+    rows: list[tuple[str, list[str]]]  # a name, and a cell for each column
+
+
+class Baseline(TypedDict):
+    """A model that ours is compared with."""
+
+    model: str
+    tuning_nll: float | None
+
+
+class BlendWeight(TypedDict):
+    """The weight of a part for a cause, with its interval."""
+
+    cause: str
+    part: str
+    value: float
+    low: float
+    high: float
+
+
+class BlendParts(TypedDict):
+    """A blend: which models share the answer, and how."""
+
+    folds: int
+    parts: list[str]
+    seconds: dict[str, float]
+    weights: list[BlendWeight]
+    tuning_nll: dict[str, float | None]
+    best_part: str | None
+
+
+class Checks(TypedDict):
+    """What a reviewer asks of a model, as far as it is known."""
+
+    time_zero: str
+    predictor_cutoff: str
+    parameters: int | None
+    tuning_trials: int | None
+    seeds: list[int]
+    members: int | None
+    trained: str
+
+
+class CodeEffect(TypedDict):
+    """The mean effect of a code on the risk of those who have it."""
+
+    code: str
+    description: str | None
+    against: str | None  # what it is compared with; None: its absence
+    share: float | None  # of the subjects
+    effect: float
+    low: float | None
+    high: float | None
+
+
+class CodeEffects(TypedDict):
+    """Mean effects of codes, the largest first; without any, `reason` says why."""
+
+    codes: list[CodeEffect]
+    reason: str | None
+    cause: NotRequired[str]
+    horizon_days: NotRequired[float]
+    subjects: NotRequired[int]  # how many were asked for
+    risk: NotRequired[float]  # mean
+
+
+# ---- the audit for leaks ----
+
+Verdict = Literal["passed", "warning", "leak", "not_tested"]
+
+
+class AuditCheck(TypedDict, Generic[N]):
+    """The answer of one check, as of `audit.data.Finding`."""
+
+    name: str
+    question: str
+    verdict: Verdict
+    reason: str
+    tested: dict[str, N]  # how many subjects, rows … were looked at
+    measured: float | None
+    bound: float | None
+    matter: dict[str, dict[str, float]] | None  # C and NLL with suspicious codes and without them
+
+
+class Audit(TypedDict, Generic[N]):
+    """The content of `audit.json`."""
+
+    fingerprint: str
+    made_of: str
+    created: str
+    version: str
+    task: str
+    split: str
+    subjects: int  # drawn of each split
+    seed: int
+    records: bool  # whether the original ones were there
+    leaks: int
+    warnings: int
+    not_tested: int
+    checks: list[AuditCheck[N]]
+
+
+SharedAudit = Audit[int | str]
+
+
 class Training(TypedDict):
     """What only a run has; of another predictor its name."""
 
@@ -169,7 +289,7 @@ class Frame(Training, Generic[N]):
     records_before: list[dict[str, Any]]
     config: dict[str, Any]
     inputs: dict[str, Any]
-    audit: dict[str, Any] | None
+    audit: SharedAudit | None
     external: dict[str, Any] | None
     recalibration: dict[str, Any] | None
     repeated_splits: dict[str, Any] | None
@@ -180,25 +300,25 @@ class Result(Frame[N], Generic[N]):
     """The content of `metrics.json`."""
 
     main: Horizon  # of every headline
-    table1: dict[str, Any] | None
+    table1: Table1 | None
     models: list[str]  # ours, the baselines with the strongest first, others, the truth
     strongest: str | None
-    baselines: list[dict[str, Any]]
+    baselines: list[Baseline]
     metrics: list[MetricRow[N]]
     differences: list[MetricRow[N]]
     at_risk: list[AtRisk[N]]
-    follow_up: list[dict[str, Any]]
+    follow_up: list[FollowUp]
     smallest_g: list[SmallestG]
     subgroups: list[SubgroupRow[N]]
     smooth_calibration: list[SmoothRow[N]]
     decision: list[DecisionRow[N]]
     incidence: list[IncidenceRow[N]]
     trajectories: list[dict[str, Any]]
-    codes: dict[str, Any] | None
-    checks: dict[str, Any]
+    codes: CodeEffects | None
+    checks: Checks
     tripod: dict[str, str]
     oracle: dict[str, Any] | None
-    blend: dict[str, Any] | None
+    blend: BlendParts | None
     warnings: list[str]
     made_of: str | None  # a digest
 

@@ -4,7 +4,6 @@ Its cells are texts that may be shared: shares are of rounded counts, and those 
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -12,6 +11,7 @@ from numpy.typing import ArrayLike
 from ehrsequencing.config import DAYS_PER_YEAR
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.disclosure import SMALLEST_COUNT, count_text, shareable_rate
+from ehrsequencing.core.result_types import Table1
 from ehrsequencing.evaluation.context import Context
 from ehrsequencing.metrics.censoring import median_follow_up_days
 from ehrsequencing.predictors.history import FeatureSpec, fit_feature_spec, history_features
@@ -22,7 +22,7 @@ _MOST_CODES = 12  # codes without a time, and as many with numbers
 _FREQUENT = 60  # codes with a time, among which those with numbers are looked for
 
 
-def cohort_table(context: Context, landmark: float) -> dict[str, Any] | None:
+def cohort_table(context: Context, landmark: float) -> Table1 | None:
     """Content of `table1`: the subjects of each split at a landmark; None where the training subjects are gone.
 
     Args:
@@ -65,7 +65,7 @@ def cohort_table(context: Context, landmark: float) -> dict[str, Any] | None:
         for number, name in enumerate(context.source.task.causes, start=1):
             cells[f"{name}, n (%)"] = people.share(int((cause == number).sum()))
         columns[split.replace("_", "-")] = cells
-    rows = [[name, [cells[name] for cells in columns.values()]] for name in columns["train"]]
+    rows = [(name, [cells[name] for cells in columns.values()]) for name in columns["train"]]
     return {"landmark_days": landmark, "columns": list(columns), "rows": rows}
 
 

@@ -16,7 +16,7 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, read_json_lines
 from ehrsequencing.core.made_of import made_of
 from ehrsequencing.core.outputs import ARRAYS_FILE, BLEND_FILE, HISTORY, RUN_NEEDS
-from ehrsequencing.core.result_types import Frame, Training
+from ehrsequencing.core.result_types import Checks, Frame, Training
 from ehrsequencing.core.version import __version__
 from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.evaluation.evaluated import Evaluated
@@ -230,9 +230,9 @@ class Context:
             in run.manifest.get("members", [run.manifest])[0],
         }
 
-    def checks(self, *, trials: int | None) -> dict[str, Any]:
+    def checks(self, *, trials: int | None) -> Checks:
         """Content of `checks`; `trials` is what people tell of their tuning."""
-        content: dict[str, Any] = {
+        content: Checks = {
             "time_zero": time_zero(self.source.task),
             "tuning_trials": trials,
             "parameters": None,
@@ -245,7 +245,8 @@ class Context:
         if run is None:
             return content
         training = run.study.training
-        return content | {
+        return {
+            **content,
             "predictor_cutoff": CUTOFF,
             "parameters": int(run.manifest["parameters"]),
             "members": training.members,

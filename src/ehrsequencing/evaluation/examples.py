@@ -14,6 +14,7 @@ from ehrsequencing.config import EvaluationConfig, TaskConfig, format_days
 from ehrsequencing.core.arrays import Floats, Ints, hash_u64
 from ehrsequencing.core.disclosure import SMALLEST_COUNT, shareable_rate
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.result_types import CodeEffect, CodeEffects
 from ehrsequencing.evaluation.evaluated import Evaluated
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.explain import Question, change, subject_records
@@ -233,7 +234,7 @@ RARE = f"No code was recorded for at least {SMALLEST_COUNT} of the subjects."
 
 def code_effects(
     run: Run | None, population: Population, *, settings: EvaluationConfig, horizon_days: float
-) -> dict[str, Any] | None:
+) -> CodeEffects | None:
     """Mean effects of codes on the risk by one horizon, at the subjects' last prediction times.
 
     Args:
@@ -274,25 +275,25 @@ def code_effects(
         return {"codes": [], "reason": CHANGED}
     words = read_descriptions(population.source)
     rows_of_codes = effects.table.to_pylist()
+    codes: list[CodeEffect] = [
+        {
+            "code": row["code"],
+            "description": words.get(row["code"]),
+            "against": words.get(row["against"], row["against"]),
+            "share": shareable_rate(  # from the printed count
+                min(int(row["carriers"].replace(",", "")) / effects.subjects, 1.0), effects.subjects
+            ),
+            "effect": row["change_in_risk"],
+            "low": row["low"],
+            "high": row["high"],
+        }
+        for row in rows_of_codes[:MOST_CODES]
+    ]
     return {
         "cause": question.cause_name,
-        "horizon_days": question.horizon_days,
+        "horizon_days": horizon_days,
         "subjects": subjects,
         "risk": effects.risk,
         "reason": (OF_PART if effects.is_part else None) if rows_of_codes else RARE,
-        "codes": [
-            {
-                "code": row["code"],
-                "description": words.get(row["code"]),
-                "against": words.get(row["against"], row["against"]),
-                "share": shareable_rate(  # from the printed count
-                    min(int(row["carriers"].replace(",", "")) / effects.subjects, 1.0),
-                    effects.subjects,
-                ),
-                "effect": row["change_in_risk"],
-                "low": row["low"],
-                "high": row["high"],
-            }
-            for row in rows_of_codes[:MOST_CODES]
-        ],
+        "codes": codes,
     }

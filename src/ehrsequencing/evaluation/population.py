@@ -12,7 +12,7 @@ from ehrsequencing.config import EvaluationConfig, TaskConfig, format_days
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.disclosure import SMALLEST_COUNT, TOO_FEW, count_text
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.result_types import AtRisk, SmallestG
+from ehrsequencing.core.result_types import AtRisk, FollowUp, SmallestG
 from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.evaluation.results import number
 from ehrsequencing.metrics.bootstrap import interval_around
@@ -317,7 +317,7 @@ def smallest_g(scopes: Sequence[Comparison]) -> list[SmallestG]:
     ]
 
 
-def follow_up(scope: Comparison) -> dict[str, Any]:
+def follow_up(scope: Comparison) -> FollowUp:
     """Median follow-up by the reverse Kaplan–Meier method, with its interval."""
     median = median_follow_up_days(scope.duration_days, scope.cause)
     few = scope.subjects < FEWEST_SUBJECTS

@@ -20,7 +20,7 @@ from ehrsequencing.core.files import (
     write_shareable,
 )
 from ehrsequencing.core.redaction import INDIVIDUAL, redact
-from ehrsequencing.core.result_types import Exact, MetricRow, Shared
+from ehrsequencing.core.result_types import BlendParts, BlendWeight, Exact, MetricRow, Shared
 from ehrsequencing.prediction.run import METRICS, Run, add_to_run, is_as_written
 from ehrsequencing.predictors.stack import FOLDS
 from ehrsequencing.records.attrition import too_few
@@ -31,7 +31,7 @@ def number(value: Any) -> float | None:
     return None if value is None or not np.isfinite(value) else float(value)
 
 
-def blend(run: Run | None, tuning_nll: Mapping[str, float]) -> dict[str, Any] | None:
+def blend(run: Run | None, tuning_nll: Mapping[str, float]) -> BlendParts | None:
     """Content of `blend`: the weight of each part per cause, with its interval; None where the run is no blend.
 
     Args:
@@ -42,9 +42,14 @@ def blend(run: Run | None, tuning_nll: Mapping[str, float]) -> dict[str, Any] | 
         return None
     weights = run.blend.weights
     parts = [part.name for part in run.blend.parts]
-    rows = [
-        {"cause": cause, "part": part}
-        | {name: float(getattr(weights, name)[e, m]) for name in ("value", "low", "high")}
+    rows: list[BlendWeight] = [
+        {
+            "cause": cause,
+            "part": part,
+            "value": float(weights.value[e, m]),
+            "low": float(weights.low[e, m]),
+            "high": float(weights.high[e, m]),
+        }
         for e, cause in enumerate(run.task.causes)
         for m, part in enumerate(parts)
     ]

@@ -4,8 +4,7 @@ Explanations ask what the risk would be without a code. They must therefore star
 from tokens: a summary that a query carries, a code that stands for several others, and a repeated code all depend on
 which rows there are. So each edit is one copy of the subject, and copies are encoded as `predict` encodes records.
 
-What is removed are codes. When visits took place, and when a risk is predicted, stays as it was: a visit whose codes
-are all removed stays as an empty visit. A query's summaries are those of the edited record.
+Only codes are removed: visits, empty ones too, and prediction times stay. Summaries are those of the edited record.
 """
 
 import itertools

@@ -7,15 +7,16 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from ehrsequencing.config import StudyConfig, TaskConfig, load_study
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import Shareable, digest, locked, read_json, read_shareable, sha256
+from ehrsequencing.core.files import digest, locked, read_json, sha256
 from ehrsequencing.core.made_of import differing
+from ehrsequencing.core.manifest_types import RunManifest
 from ehrsequencing.core.outputs import (
     ARRAYS_FILE,
     BLEND_FILE,
@@ -28,6 +29,7 @@ from ehrsequencing.core.outputs import (
     require_unchanged,
     save_manifest,
 )
+from ehrsequencing.core.result_types import SharedAudit
 from ehrsequencing.records.outcomes import OUTCOMES_FILE, read_outcomes
 from ehrsequencing.records.people import PEOPLE
 from ehrsequencing.records.prepared import Prepared
@@ -60,7 +62,8 @@ class Run:
     def __init__(self, folder: Path | str) -> None:
         folder = Path(folder)
         self.folder = folder
-        self.manifest = read_manifest(folder, what="a finished run")
+        manifest = read_manifest(folder, what="a finished run")
+        self.manifest = cast(RunManifest, manifest)
         if self.manifest.get("kind") not in (RUN.name, SHARED_RUN.name):
             raise EhrseqError(
                 "is not a run", where=str(folder), fix="name a folder that ehrseq train made"
@@ -283,11 +286,11 @@ def is_as_written(folder: Path, name: str) -> bool:
     return is_there and sha256(path) == known
 
 
-def saved_audit(folder: Path) -> Shareable[dict[str, Any]] | None:
+def saved_audit(folder: Path) -> SharedAudit | None:
     """The audit of this very run, None where it has not been made, was made of another run, or has been edited."""
     if not is_as_written(folder, AUDIT):
         return None
-    result = read_shareable(folder / AUDIT)
+    result: SharedAudit = read_json(folder / AUDIT)
     now = _fingerprint(read_manifest(folder, what="a finished run", verify=False))
     return result if result.get("fingerprint") == now else None
 

@@ -8,11 +8,12 @@ PREPARED/tasks/NAME/SPLIT/*.npy        the fields of `TaskRows`
 
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ehrsequencing.config import StudyConfig, TaskConfig, load_study, load_task
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, read_json
+from ehrsequencing.core.manifest_types import PreparedManifest
 from ehrsequencing.core.outputs import PREPARED, read_manifest, require_facts
 from ehrsequencing.records.outcomes import read_outcomes
 from ehrsequencing.records.timelines import (
@@ -35,7 +36,8 @@ class Prepared:
 
     def __init__(self, folder: Path, *, verify: bool = True) -> None:
         self.folder = folder
-        self.manifest = read_manifest(folder, what=PREPARED.what, verify=verify)
+        manifest = read_manifest(folder, what=PREPARED.what, verify=verify)
+        self.manifest = cast(PreparedManifest, manifest)
         if self.manifest.get("kind") != PREPARED.name:
             raise EhrseqError(
                 f"is not {PREPARED.what}", where=str(folder), fix="make one with ehrseq prepare"

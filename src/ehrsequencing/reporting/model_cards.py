@@ -95,7 +95,7 @@ ehrseq predict THIS_FOLDER MEDS_DATA --at last --out risks.csv
 ```
 
 This needs ehrsequencing {__version__} or newer. Check its calibration on your own patients before you rely on it: \
-`ehrseq evaluate THIS_FOLDER --data MEDS_DATA --out RESULTS`.{_KNOWN.get(imported.get("known"), "")}
+`ehrseq evaluate THIS_FOLDER --data MEDS_DATA --out RESULTS`.{_KNOWN.get(imported.get("known", ""), "")}
 
 ## What is inside
 

@@ -342,7 +342,7 @@ def audit_case(m: Shared) -> Case:
     verdicts = [check["verdict"] for check in audit["checks"]]
     passed, not_tested = verdicts.count("passed"), verdicts.count("not_tested")
     state = "leak" if audit["leaks"] else "warning" if audit.get("warnings") else "clean"
-    matters = [check["matter"] for check in audit["checks"] if check.get("matter")]
+    matters = [check["matter"] for check in audit["checks"] if check["matter"]]
     return {
         "matter": max(matters, key=lambda m: m["c"]["with"] - m["c"]["without"], default=None),
         "state": state,

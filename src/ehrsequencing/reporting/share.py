@@ -141,11 +141,11 @@ def _manifest(run: Run, folder: Path) -> dict[str, Any]:
     vocabulary = run.vocabulary.digest
     own = digest([vocabulary, sha256(folder / WEIGHTS_FILE), sha256(folder / "config.yaml")])
     noted = run.manifest.get("import", {})  # its time zone would tell of the place
-    shared = run.manifest.keys() & {"excluded", "task", "parameters", "simulated", "update"}
+    shared = {"excluded", "task", "parameters", "simulated", "update"}
     return {
         **SHARED_RUN.facts,
         "versions": {"ehrsequencing": __version__, "torch": torch.__version__},
-        **{name: run.manifest[name] for name in sorted(shared)},
+        **{name: value for name, value in sorted(run.manifest.items()) if name in shared},
         "prepared": NOT_SHARED,
         "data": NOT_SHARED,
         "labels": NOT_SHARED,

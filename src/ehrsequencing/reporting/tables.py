@@ -245,7 +245,8 @@ def codes(m: Shared) -> dict[str, Any] | None:
     rows, bars = list[tuple[str, str, str, str]](), list[tuple[str, list[Estimate]]]()
     for row in effects["codes"]:
         value, low, high = (
-            None if row[name] is None else 100 * row[name] for name in ("effect", "low", "high")
+            None if change is None else 100 * change
+            for change in (row["effect"], row["low"], row["high"])
         )
         share = "–" if row["share"] is None else f"{row['share']:.0%}"
         effect = with_interval(value, low, high, "+.2f")

@@ -6,7 +6,7 @@ from typing import Any
 
 from ehrsequencing.config import format_days
 from ehrsequencing.core.disclosure import TOO_FEW
-from ehrsequencing.core.result_types import Shared
+from ehrsequencing.core.result_types import Shared, SharedAudit
 from ehrsequencing.metrics.registry import METRICS, in_columns, taken
 from ehrsequencing.records.attrition import from_index
 from ehrsequencing.reporting.scores import Row, Scores
@@ -122,7 +122,7 @@ def _cell(row: Row | None) -> str:
     )
 
 
-def audit_lines(result: Mapping[str, Any]) -> list[str]:
+def audit_lines(result: SharedAudit) -> list[str]:
     """The checks of an audit that did not pass with their reasons, the names of the others, and the sum."""
     named: dict[str, list[str]] = {verdict: [] for verdict in VERDICTS}
     lines = [

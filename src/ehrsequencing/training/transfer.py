@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from ehrsequencing.config import ModelSettings, TransferConfig
 from ehrsequencing.core.arrays import Bools, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest
+from ehrsequencing.core.manifest_types import Origin
 from ehrsequencing.core.outputs import PRETRAINED, RUN, SHARED_RUN, read_manifest
 from ehrsequencing.models.base import SurvivalModel, read_config
 from ehrsequencing.models.ensemble import load_model
@@ -80,7 +81,7 @@ class Pretrained:
         return load_model(self.folder)
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Origin:
         """What a run that starts from this model records of it."""
         kept = {key: self.manifest[key] for key in _OF_PRETRAINING if key in self.manifest}
         weights = self.manifest["files"].get("model.safetensors")
@@ -92,16 +93,16 @@ class Pretrained:
         }
         # what that run started from in its turn: the chain goes back to new weights
         before = self.manifest.get("init")
-        return own if before is None else {**own, "init": before}
+        return cast(Origin, own if before is None else {**own, "init": before})
 
 
-def links(init: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def links(init: Origin) -> Iterator[Origin]:
     """The facts of every model that a run goes back to, the nearest first.
 
     >>> [link["folder"] for link in links({"folder": "b", "init": {"folder": "a"}})]
     ['b', 'a']
     """
-    link: Mapping[str, Any] | None = init
+    link: Origin | None = init
     while link is not None:
         yield link
         link = link.get("init")

@@ -1,0 +1,78 @@
+"""What is read of the manifests of prepared sets and runs, as types; `core.outputs` writes and checks them."""
+
+from typing import Any, NotRequired, TypedDict
+
+
+class Manifest(TypedDict):
+    """What every manifest has."""
+
+    kind: str
+    files: dict[str, str]  # name → SHA-256
+    required: NotRequired[list[str]]  # files that must stay as they are; all, where it is missing
+
+
+# how the records were imported: `known`, and `time_zone` where the source had none
+Imported = TypedDict("Imported", {"import": NotRequired[dict[str, Any]]})
+
+
+class PreparedManifest(Manifest, Imported):
+    """Of a prepared set."""
+
+    data: str  # what the data set calls itself
+    data_path: str
+    simulated: bool
+    subjects: int
+    dataset_end_us: int
+    late_rows: dict[str, Any] | None  # as of `records.meds.LateRows`
+    made_of: dict[str, str]  # digests
+    excluded: list[str]  # patterns of codes
+    vocabulary: str  # a digest
+    tasks: list[str]
+    known_training_rows: float
+    fixes: dict[str, int]
+
+
+class CauseRecalibration(TypedDict):
+    """Level, stretch and trend of a cause, and the intercepts that were folded into the head."""
+
+    level: float
+    stretch: float
+    trend: float
+    subjects_with_event: int
+    intercept: list[float]
+
+
+class Fitted(TypedDict, total=False):
+    """What training noted of a network: of the run's, or of a member of its ensemble."""
+
+    recalibration: dict[str, CauseRecalibration]
+
+
+class Origin(TypedDict, total=False):
+    """A model that a run started from, and what that one started from in its turn."""
+
+    folder: str
+    prepared: str
+    data_path: str
+    subjects: dict[str, str]  # split → a digest
+    objectives: dict[str, float]
+    excluded_targets: dict[str, list[str]] | None
+    vocabulary: str  # a digest
+    init: "Origin"
+
+
+class RunManifest(Manifest, Imported, Fitted):
+    """Of a run; a shared model lacks what would tell of its place."""
+
+    prepared: str
+    excluded: list[str]
+    vocabulary: str  # a digest
+    fingerprint: str
+    simulated: NotRequired[bool]
+    parameters: NotRequired[int]
+    seconds: NotRequired[dict[str, float]]  # of each stage
+    members: NotRequired[list[Fitted]]
+    init: NotRequired[Origin]
+    loss: NotRequired[dict[str, str]]  # name and hash of the source, where one's own was declared
+    trained: NotRequired[str]  # `outside`: with one's own loop
+    update: NotRequired[dict[str, Any]]  # what `ehrseq update` chose: causes beside its own keys
