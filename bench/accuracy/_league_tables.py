@@ -1,25 +1,31 @@
-"""Scores and tables of the league: `ehrseq score`'s function on the files of each task, and Markdown."""
+"""Scores and tables of the league: `ehrseq score`'s function on the files of each division, and Markdown."""
 
 from __future__ import annotations
 
+import math
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
-from bench.accuracy._league_tasks import FOREIGN, NAMES, OURS, Place
+import numpy as np
+
+from bench.accuracy._league_tasks import FOREIGN, NAMES, Place
+from bench.accuracy._real_numbers import cell, seeds_of, verdict
 from bench.accuracy.contenders.exchange import FACTS, PREDICTIONS
 from ehrsequencing.config import format_days
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, read_json, sha256, write_json
 from ehrsequencing.evaluation.comparison import ORACLE
-from ehrsequencing.evaluation.population import people
+from ehrsequencing.evaluation.repeated_splits import corrected_interval
 from ehrsequencing.evaluation.score import score
 
 COLUMNS = {"nll": "NLL", "ipa": "IPA", "c": "C", "oe": "O/E"}
 COMPARED = ("nll", "ipa", "c")
-DIGITS = {"nll": 4, "oe": 2}  # of the others: 3
-SCORES_FORMAT = 2
+SCORES_FORMAT = 3
 Row = Mapping[str, Any]
+Interval = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
@@ -30,222 +36,219 @@ class Scored:
         place: Which.
         facts: Model → its `facts.json`, of the models that are done.
         metrics: Long rows of `metrics.json`, all models.
-        differences: Our model → long rows of ours minus each other model, as far as they were computed.
+        failure: Why its files could not be scored together.
     """
 
     place: Place
     facts: Mapping[str, Row]
-    metrics: Sequence[Row]
-    differences: Mapping[str, Sequence[Row]]
+    metrics: Sequence[Row] = ()
+    failure: str = ""
 
-    def _tuning(self, models: Mapping[str, Any]) -> str | None:
-        done = {name: self.facts[name].get("tuning_nll") for name in models if name in self.facts}
-        known = {name: value for name, value in done.items() if value is not None}
-        return min(known, key=known.__getitem__) if known else None
-
-    @property
-    def strongest(self) -> str | None:
-        """The foreign model with the lowest tuning NLL; one without a likelihood cannot be it."""
-        return self._tuning(FOREIGN)
-
-    @property
-    def ours(self) -> str | None:
-        """The one of ours with the lowest tuning NLL."""
-        return self._tuning(OURS)
-
-    def cell(self, model: str, metric: str) -> Row | None:
-        """The value of one model's metric at the landmark and horizon that are shown."""
+    def value(self, model: str, metric: str) -> float:
+        """One model's metric at the landmark and horizon that are shown; NaN where it is undefined."""
         if metric == "nll" and not self.facts.get(model, {"is_curve": True})["is_curve"]:
-            return None
-        return self._find(self.metrics, NAMES.get(model, model), metric)
-
-    def gap(self, ours: str, model: str, metric: str) -> Row | None:
-        """One of ours minus another model."""
-        if metric == "nll" and not self.facts[model]["is_curve"]:
-            return None
-        return self._find(self.differences.get(ours, ()), NAMES[model], metric)
-
-    def _find(self, rows: Sequence[Row], model: str, metric: str) -> Row | None:
+            return math.nan
         landmark, horizon = self.place.one.shown_days
-        wanted = (
-            model,
-            metric,
-            landmark,
-            None if metric == "nll" else horizon,
-            self.place.question.causes[0],
-        )
+        at = None if metric == "nll" else horizon
+        wanted = NAMES.get(model, model), metric, landmark, at, self.place.question.causes[0]
         keys = ("model", "metric", "landmark_days", "horizon_days", "cause")
-        return next((row for row in rows if tuple(row[key] for key in keys) == wanted), None)
+        found = (row["value"] for row in self.metrics if tuple(row[key] for key in keys) == wanted)
+        value = next(found, None)
+        return math.nan if value is None else float(value)
 
 
-def score_place(place: Place, *, resamples: int) -> Scored:
-    """Score every file of one division together; what was scored of the same files before is read again."""
+def score_place(place: Place) -> Scored:
+    """Score every file of one division together; what was scored of the same files before is read again.
+
+    The intervals of the league are over divisions, so that no resamples are drawn here.
+    """
     done = {
         model: read_json(place.folder / model / FACTS)
         for model in NAMES
         if (place.folder / model / FACTS).is_file()
     }
-    nothing = Scored(place, done, [], {})
     if not done:
-        return nothing
+        return Scored(place, done)
     files = {model: place.folder / model / PREDICTIONS for model in done}
-    mark = digest(
-        [SCORES_FORMAT, resamples, {model: sha256(path) for model, path in files.items()}]
-    )
+    mark = digest([SCORES_FORMAT, {model: sha256(path) for model, path in files.items()}])
     kept = place.folder / "scores.json"
-    found = read_json(kept) if kept.is_file() else {}
-    if not isinstance(found, dict) or found.get("mark") != mark:
-        found = {"mark": mark, **_scores(place, nothing, files, resamples=resamples)}
-        write_json(kept, found, owner_only=True)
-    return Scored(place, done, found["metrics"], found["differences"])
+    stored = read_json(kept) if kept.is_file() else {}
+    if not isinstance(stored, dict) or stored.get("mark") != mark:
+        first, *others = files
+        try:
+            result, _ = score(
+                files[first],
+                place.records,
+                place.question,
+                out=place.folder / f"score-{first}",
+                name=NAMES[first],
+                study=place.study("evaluation.baselines=none", "evaluation.bootstrap=0"),
+                prepared=place.prepared().folder,
+                beside={NAMES[other]: files[other] for other in others},
+                overwrite=True,
+            )
+        except EhrseqError as error:
+            return Scored(place, {}, failure=str(error))
+        stored = {"mark": mark, "metrics": result["metrics"]}
+        write_json(kept, stored, owner_only=True)
+    return Scored(place, done, stored["metrics"])
 
 
-def _scores(
-    place: Place, done: Scored, files: Mapping[str, Any], *, resamples: int
-) -> dict[str, Any]:
-    """Metrics of all models, the differences of ours to all, and those of our other model to the strongest rival."""
-    study = place.study("evaluation.baselines=none", f"evaluation.bootstrap={resamples}")
-    prepared = place.prepared()
+@dataclass(frozen=True)
+class Answered:
+    """All divisions of one task, with what they say together; a model counts on those where it ran."""
 
-    def together(first: str, others: Sequence[str]) -> dict[str, Any]:
-        result, _ = score(
-            files[first],
-            place.records,
-            place.question,
-            out=place.folder / f"score-{first}",
-            name=NAMES[first],
-            study=study,
-            prepared=prepared.folder,
-            beside={NAMES[other]: files[other] for other in others},
+    each: Sequence[Scored]
+
+    @property
+    def place(self) -> Place:
+        """The first of them."""
+        return self.each[0].place
+
+    def of(self, model: str) -> list[Scored]:
+        """Those where a model is done."""
+        return [one for one in self.each if model in one.facts]
+
+    @property
+    def strongest(self) -> str | None:
+        """The foreign model with the lowest mean tuning NLL, of those on every division with a result of ours.
+
+        One without a likelihood cannot be it.
+        """
+        ours = self.of("blend") or [one for one in self.each if one.facts]
+        means = {}
+        for model in FOREIGN:
+            known = [one.facts.get(model, {}).get("tuning_nll") for one in ours]
+            if known and None not in known:
+                means[model] = float(np.mean(known))
+        return min(means, key=means.__getitem__) if means else None
+
+    def mean(self, model: str, metric: str) -> Interval:
+        """A model's metric, without limits: most of its spread is that of the divisions, which all models share."""
+        values = [
+            one.value(model, metric) for one in (self.each if model == ORACLE else self.of(model))
+        ]
+        return (
+            float(np.nanmean(values)) if np.isfinite(values).any() else math.nan,
+            math.nan,
+            math.nan,
         )
-        return result
 
-    first = done.ours or done.strongest or next(iter(files))
-    result = together(first, [model for model in files if model != first])
-    differences = {first: result["differences"]}
-    second = next((model for model in OURS if model in files and model != first), None)
-    if second is not None and done.strongest is not None:
-        differences[second] = together(second, [done.strongest])["differences"]
-    return {"metrics": result["metrics"], "differences": differences}
+    def gap(self, model: str, other: str, metric: str) -> Interval:
+        """A model minus another, paired by division, with the interval of Nadeau and Bengio.
+
+        Simulated worlds are drawn anew for each division, so that their divisions share nobody.
+        """
+        both = [one for one in self.of(model) if other in one.facts]
+        sizes = [one.facts[model]["subjects"] for one in both]
+        held_out = sum(size["held_out"] / (size["train"] + size["tuning"]) for size in sizes)
+        ratio = 0.0 if self.place.one.world is not None or not both else held_out / len(both)
+        return corrected_interval(
+            [one.value(model, metric) - one.value(other, metric) for one in both], ratio
+        )
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
 
 
-def number(metric: str, row: Row | None, *, signed: bool = False) -> str:
-    """`value (low to high)`, a dash where it is undefined."""
-    if row is None or row["value"] is None:
-        return "–"
-    form = f"{'+' if signed else ''}.{DIGITS.get(metric, 3)}f"
-    if row["low"] is None:
-        return f"{row['value']:{form}}"
-    return f"{row['value']:{form}} ({row['low']:{form}} to {row['high']:{form}})"
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
-def verdict(metric: str, row: Row | None) -> str:
-    """What the interval of a difference allows one to say of ours."""
-    if row is None or row["value"] is None or row["low"] is None:
-        return "no interval"
-    if row["low"] <= 0 <= row["high"]:
-        return "?"  # the interval holds 0
-    return "better" if (row["low"] > 0) != (metric == "nll") else "worse"
-
-
-def task_table(one: Scored) -> str:
-    """One division of one task: every model, with the difference of ours to it."""
-    place, ours = one.place, one.ours
+def task_table(task: Answered) -> str:
+    """One task: every model that ran, and what our blend is better or worse than it."""
+    place = task.place
     landmark, horizon = place.one.shown_days
     settings = " ".join([*place.one.settings, *place.more])
     chosen = f"`{settings}`" if settings else "the defaults"
-    said = "simulation seed" if place.one.world is not None else "split seed"
+    done = [{"seed": one.place.seed} for one in task.each if one.facts]
+    seeds = f"seed{'s' if len(done) > 1 else ''} {seeds_of(done)}"
     size = f", {place.subjects:,} subjects simulated" if place.one.world is not None else ""
+    cause = place.question.causes[0]
+    head = ["model", "divisions", "trials", "CPU s", "tuning NLL", *COLUMNS.values()]
+    against = ["our blend − this, NLL", "our blend − this, C"]
     lines = [
         f"### {place.task}\n",
-        f"{place.one.records[0].upper()}{place.one.records[1:]}{size}; {said} {place.seed}. {_outcome(place)} within "
-        f"{format_days(horizon)}, predicted {format_days(landmark)} after the index. {_held_out(one)}"
+        f"{place.one.records[0].upper()}{place.one.records[1:]}{size}; {seeds}. {cause[0].upper()}{cause[1:]} "
+        f"within {format_days(horizon)}, predicted {format_days(landmark)} after the index. "
         f"Settings of ours: {chosen}.\n",
-        f"| model | trials | CPU s | tuning NLL | {' | '.join(COLUMNS.values())} | {_against(ours)} |",
-        "|---" * (6 + len(COLUMNS)) + "|",
+        _line([*head, *against]),
+        "|---" * (len(head) + len(against)) + "|",
     ]
-    for model in sorted(NAMES, key=lambda name: _tuning_order(one, name)):
-        if model not in one.facts:
-            lines.append(f"| {NAMES[model]} |" + " not run |" + " |" * (4 + len(COLUMNS)))
-            continue
-        facts = one.facts[model]
-        mark = " (strongest rival)" if model == one.strongest else ""
-        loss = "–" if facts.get("tuning_nll") is None else f"{facts['tuning_nll']:.4f}"
-        cells = [number(metric, one.cell(model, metric)) for metric in COLUMNS]
+    ran = {model: task.of(model) for model in NAMES if task.of(model)}
+    for model in sorted(ran, key=lambda name: _tuning(ran[name], name)):
+        facts = [one.facts[model] for one in ran[model]]
+        mark = " (strongest rival)" if model == task.strongest else ""
+        seconds = [fact["cpu_seconds"] for fact in facts if fact["cpu_seconds"] is not None]
+        loss = _tuning(ran[model], model)
         gaps = (
             ["", ""]
-            if ours in (None, model)
+            if model == "blend"
             else [
-                number(metric, one.gap(ours, model, metric), signed=True) for metric in ("nll", "c")
+                cell(metric, task.gap("blend", model, metric), signed=True)
+                for metric in ("nll", "c")
             ]
         )
-        tried = f"{facts['trials']}/{facts['of_trials']}"
-        cpu = "–" if facts["cpu_seconds"] is None else f"{facts['cpu_seconds']:.0f}"
         lines.append(
-            f"| {NAMES[model]}{mark} | {tried} | {cpu} | {loss} | {' | '.join([*cells, *gaps])} |"
+            _line(
+                [
+                    f"{NAMES[model]}{mark}",
+                    str(len(facts)),
+                    f"{min(fact['trials'] for fact in facts)}/{facts[0]['of_trials']}",
+                    f"{np.mean(seconds):.0f}" if seconds else "–",
+                    f"{loss:.4f}" if math.isfinite(loss) else "–",
+                    *(cell(metric, task.mean(model, metric)) for metric in COLUMNS),
+                    *gaps,
+                ]
+            )
         )
-    if one.cell(ORACLE, "c") is not None:
-        cells = [number(metric, one.cell(ORACLE, metric)) for metric in COLUMNS]
-        lines.append(f"| *true hazards* | | | | {' | '.join(cells)} | | |")
+    if math.isfinite(task.mean(ORACLE, "nll")[0]):
+        truth = [cell(metric, task.mean(ORACLE, metric)) for metric in COLUMNS]
+        lines.append(_line(["*true hazards*", "", "", "", "", *truth, "", ""]))
     return "\n".join(lines)
 
 
-def _against(ours: str | None) -> str:
-    name = "ours" if ours is None else NAMES[ours]
-    return f"{name} − this, NLL | {name} − this, C"
+def _tuning(divisions: Sequence[Scored], model: str) -> float:
+    """Mean tuning NLL; infinite for a model without a likelihood."""
+    losses = [one.facts[model].get("tuning_nll") for one in divisions]
+    known = [loss for loss in losses if loss is not None]
+    return float(np.mean(known)) if known else math.inf
 
 
-def _outcome(place: Place) -> str:
-    cause = place.question.causes[0]
-    return f"{cause[0].upper()}{cause[1:]}"
-
-
-def _held_out(one: Scored) -> str:
-    shown = [one.cell(model, "c") for model in one.facts]
-    row = next((row for row in shown if row is not None), None)
-    if row is None:
-        return ""
-    events = people(row["events"])
-    return f"{people(row['subjects'])} held-out subjects at risk, {events[0].lower() + events[1:]} with the event. "
-
-
-def _tuning_order(one: Scored, model: str) -> tuple[int, float]:
-    """Models by tuning NLL; then those without a likelihood; then what was not run."""
-    if model not in one.facts:
-        return 2, 0.0
-    loss = one.facts[model].get("tuning_nll")
-    return (1, 0.0) if loss is None else (0, loss)
-
-
-def summary_table(scored: Sequence[Scored]) -> str:
-    """One row for each division of a task: the strongest rival, and ours minus it."""
+def summary_table(tasks: Sequence[Answered]) -> str:
+    """Our blend and our trees with Cox against the strongest rival of each task, and the first against the second."""
+    head = ["task", "divisions", "strongest rival", "difference"]
     lines = [
-        f"| task | strongest rival | ours | {' | '.join(f'ours − rival, {COLUMNS[metric]}' for metric in COMPARED)} "
-        "| not run |",
-        "|---" * (4 + len(COMPARED)) + "|",
+        _line([*head, *(COLUMNS[metric] for metric in COMPARED)]),
+        "|---" * (len(head) + len(COMPARED)) + "|",
     ]
-    for one in scored:
-        absent = ", ".join(NAMES[model] for model in NAMES if model not in one.facts) or "–"
-        if len(absent.split(", ")) == len(NAMES):
-            lines.append(f"| {one.place.task} | not run |" + " |" * (1 + len(COMPARED)) + " all |")
+    for task in tasks:
+        rival, done = task.strongest, len(task.of("blend"))
+        pairs = [("blend", rival), ("blend", "stacked"), ("stacked", rival)]
+        if not done:
+            lines.append(
+                _line([task.place.task, "not run", *[""] * (len(head) + len(COMPARED) - 2)])
+            )
             continue
-        rival = one.strongest
-        for ours in [model for model in OURS if model in one.facts] or [None]:
-            found = {
-                metric: None if ours is None or rival is None else one.gap(ours, rival, metric)
-                for metric in COMPARED
-            }
-            cells = [
-                f"{number(metric, row, signed=True)} *{verdict(metric, row)}*"
-                if row is not None
-                else "–"
-                for metric, row in found.items()
-            ]
-            names = "–" if rival is None else NAMES[rival], "–" if ours is None else NAMES[ours]
-            lines.append(f"| {one.place.task} | {' | '.join([*names, *cells])} | {absent} |")
+        for model, other in pairs:
+            if other is None or not task.of(other):
+                continue
+            gaps = {metric: task.gap(model, other, metric) for metric in COMPARED}
+            said = "the rival" if other == rival else NAMES[other]
+            lines.append(
+                _line(
+                    [
+                        task.place.task,
+                        str(len([one for one in task.of(model) if other in one.facts])),
+                        "–" if rival is None else NAMES[rival],
+                        f"{NAMES[model]} − {said}",
+                        *(
+                            f"{cell(metric, one, signed=True)} *{verdict(metric, one)}*"
+                            for metric, one in gaps.items()
+                        ),
+                    ]
+                )
+            )
     return "\n".join(lines)
 
 
@@ -256,11 +259,12 @@ def page_text(scored: Sequence[Scored], *, date: str) -> str:
         for facts in one.facts.values():
             versions |= facts["versions"]
     told = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
+    tasks = [Answered(list(some)) for _, some in groupby(scored, key=lambda one: one.place.task)]
     parts = [
         f"Printed on {date}. Python {platform.python_version()}; {told or 'nothing has run'}.",
         "## Ours beside the strongest rival",
-        summary_table(scored),
+        summary_table(tasks),
         "## Every task",
-        *(task_table(one) for one in scored if one.facts),
+        *(task_table(task) for task in tasks if any(one.facts for one in task.each)),
     ]
     return "\n\n".join(part for part in parts if part)

@@ -137,7 +137,13 @@ FOREIGN = {
     "xgboost": Foreign("xgboost_aft.py", "xgboost", "XGBoost AFT"),
     "pyhealth": Foreign("pyhealth_transformer.py", "pyhealth", "PyHealth Transformer"),
 }
-OURS = {"network": "our network", "blend": "our blend"}
+OURS = {
+    "blend": "our blend",
+    "network": "its network, taught by trees and Cox",
+    "stacked": "our trees and Cox",
+    "trees": "our trees",
+    "landmark_cox": "our Cox",
+}
 NAMES = OURS | {key: one.name for key, one in FOREIGN.items()}
 
 

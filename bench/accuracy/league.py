@@ -3,8 +3,9 @@
 Every model answers the same prediction times of the same held-out subjects. Foreign models run by their own code, in
 their own Python (`--python`, may be repeated), on one feature table (`_league_features.py`); what they get and give is
 in `contenders/exchange.py`. Each writes a file of predictions, and `ehrseq score`'s function evaluates all files of a
-task together: the same metrics, intervals and paired differences. The strongest rival of a task is the foreign model
-with the lowest likelihood loss on tuning subjects; held-out subjects choose nothing.
+division together: the same metrics on the same rows. Intervals of differences are over divisions. The strongest
+rival of a task is the foreign model with the lowest likelihood loss on tuning subjects; held-out subjects choose
+nothing. Ours are one training: the blend, and by themselves its network, its trees with Cox, its trees, its Cox.
 
 A finished cell (a task, a division, a model) is kept in OUT and an interrupted training goes on, so `--jobs-seconds`
 may end it at any moment and the same command continues. `--markdown` prints the tables of what is there, and `--page`
@@ -19,7 +20,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -29,8 +30,6 @@ from bench.accuracy._league_tables import Scored, page_text, score_place
 from bench.accuracy._league_tasks import (
     FIRST_SEED,
     FOREIGN,
-    NAMES,
-    OURS,
     TASKS,
     LandmarkRows,
     Place,
@@ -39,14 +38,21 @@ from bench.accuracy._league_tasks import (
     run_foreign,
     write_question,
 )
-from bench.accuracy.contenders.exchange import FACTS, PREDICTIONS, QUESTION, nll_through
+from bench.accuracy.contenders.exchange import (
+    FACTS,
+    PREDICTIONS,
+    QUESTION,
+    SPLITS,
+    nll_through,
+)
 from bench.measure import ROOT
-from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import write_json
 from ehrsequencing.core.signals import keep_freed_memory
 from ehrsequencing.core.version import __version__
 from ehrsequencing.prediction.prediction_file import Risks, prediction_file
 from ehrsequencing.prediction.run import Run
+from ehrsequencing.predictors.fit import fit_last_step
+from ehrsequencing.predictors.predictor import Predictor
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.fit import fit
 from ehrsequencing.training.plan import Plan
@@ -60,17 +66,46 @@ class TimeUp(BaseException):
     """The time of `--jobs-seconds` is over."""
 
 
-def run_ours(place: Place, prepared: Prepared, model: str) -> None:
-    """Train our network or blend, as far as it is not there, and write its predictions at the landmarks."""
-    folder, task = place.folder / model, place.question
+def run_ours(place: Place, prepared: Prepared) -> None:
+    """Train our blend, as far as it is not there, and write the predictions of it and of its parts at the landmarks.
+
+    Trees and Cox are recalibrated by tuning subjects, together and each alone, as where no network is trained.
+    """
+    folder, task = place.folder / "blend" / "run", place.question
     torch.set_num_threads(1)  # so small a model loses much by a second thread on a busy machine
-    started, cpu, resumed = time.monotonic(), time.process_time(), (folder / "run").exists()
-    study = place.study(
-        f"training.blend={str(model == 'blend').lower()}", f"training.seed={place.seed}"
-    )
-    fit(Plan.of(prepared, task.name, study), folder / "run", resume=True)
-    run = Run(folder / "run")
-    train = LandmarkRows.of(prepared, task, "train")
+    started, cpu, resumed = time.monotonic(), time.process_time(), folder.exists()
+    plan = Plan.of(prepared, task.name, place.study(f"training.seed={place.seed}"))
+    fit(plan, folder, resume=True)
+    spent = {
+        "seconds": round(time.monotonic() - started, 1),
+        # what came before is not known
+        "cpu_seconds": None if resumed else round(time.process_time() - cpu, 1),
+    }
+    run, data = Run(folder), plan.fitting_data()
+    assert run.blend is not None
+    alone = {
+        "stacked": run.blend.stacked,
+        "trees": run.blend.boosted,
+        "landmark_cox": run.blend.cox,
+    }
+    steps = {name: fit_last_step(model, data) for name, model in alone.items()}
+    models: dict[str, Predictor] = {"blend": run.predictor, "network": run.blend.parts[0]}
+    models |= {
+        name: model if (step := steps[name]) is None else model.recalibrated(*step)
+        for name, model in alone.items()
+    }
+    for name, model in models.items():
+        (place.folder / name).mkdir(exist_ok=True)
+        write_answers(place, prepared, name, model, spent if name == "blend" else {})
+
+
+def write_answers(
+    place: Place, prepared: Prepared, name: str, model: Predictor, spent: Mapping[str, float | None]
+) -> None:
+    """One model's predictions at the landmarks of tuning and held-out subjects, and its facts."""
+    folder, task = place.folder / name, place.question
+    rows = {split: LandmarkRows.of(prepared, task, split) for split in SPLITS}
+    train = rows["train"]
     days = knots_days(train.column("duration_days"), train.column("cause"), task.horizons)
     loss = np.nan
     with prediction_file(
@@ -81,30 +116,25 @@ def run_ours(place: Place, prepared: Prepared, model: str) -> None:
         banded=False,
     ) as file:
         for split in ("tuning", "held_out"):
-            rows = LandmarkRows.of(prepared, task, split)
-            risk = run.predictor.risk(rows.records, days)[rows.chosen]
-            file.write(
-                Risks(rows.subject_id, rows.column("prediction_us"), risk.astype(np.float32))
-            )
+            asked = rows[split]
+            risk = model.risk(asked.records, days)[asked.chosen]
+            at = asked.column("prediction_us")
+            file.write(Risks(asked.subject_id, at, risk.astype(np.float32)))
             if split == "tuning":
-                own = rows.column("duration_days"), rows.column("cause").astype(np.int64)
+                own = asked.column("duration_days"), asked.column("cause").astype(np.int64)
                 loss = nll_through(risk.astype(np.float64), days, *own)
-    settings = [*place.one.settings, *place.more]
-    write_json(
-        folder / FACTS,
-        {
-            "trials": 1,
-            "of_trials": 1,
-            "chosen": settings,
-            "tuning_nll": loss,
-            "is_curve": True,
-            "seconds": round(time.monotonic() - started, 1),
-            "cpu_seconds": None
-            if resumed
-            else round(time.process_time() - cpu, 1),  # what came before is not known
-            "versions": {"ehrsequencing": __version__},
-        },
-    )
+    facts = {
+        "trials": 1,
+        "of_trials": 1,
+        "chosen": [*place.one.settings, *place.more],
+        "tuning_nll": loss,
+        "is_curve": True,
+        "seconds": None,
+        "cpu_seconds": None,  # of the parts: they come with the blend
+        "versions": {"ehrsequencing": __version__},
+        "subjects": {split: len(np.unique(one.subject_id)) for split, one in rows.items()},
+    }
+    write_json(folder / FACTS, facts | dict(spent))
 
 
 def run_cell(place: Place, model: str, pythons: Sequence[Path], *, trial_seconds: float) -> None:
@@ -122,7 +152,7 @@ def run_cell(place: Place, model: str, pythons: Sequence[Path], *, trial_seconds
     say(place, model, "started")
     prepared = place.prepared()
     if python is None:
-        run_ours(place, prepared, model)
+        run_ours(place, prepared)
     else:
         if not (folder / QUESTION).is_file():
             write_question(place, prepared, folder, with_visits=model == "pyhealth")
@@ -169,19 +199,16 @@ def work(
             signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def scored(places: Sequence[Place], *, resamples: int) -> list[Scored]:
+def scored(places: Sequence[Place]) -> list[Scored]:
     """Every division of every task, with what has been scored of it; scores are kept in OUT.
 
-    A task whose files cannot be scored together is told on the standard error, and stands as not run.
+    A division whose files cannot be scored together is told on the standard error, and stands as not run.
     """
-    out = []
-    for place in places:
-        try:
-            out.append(score_place(place, resamples=resamples))
-        except EhrseqError as error:
-            say(place, "score", f"failed: {error}")
-            out.append(Scored(place, {}, [], {}))
-    return out
+    each = [score_place(place) for place in places]
+    for one in each:
+        if one.failure:
+            say(one.place, "score", f"failed: {one.failure}")
+    return each
 
 
 def write_page(path: Path, text: str) -> None:
@@ -207,7 +234,7 @@ def main() -> None:
     parser.add_argument(
         "words", nargs="*", default=[], metavar="TASK|key=value", help=f"tasks: {', '.join(TASKS)}"
     )
-    parser.add_argument("--models", nargs="+", choices=list(NAMES), help="default: all")
+    parser.add_argument("--models", nargs="+", choices=[*FOREIGN, "blend"], help="default: all")
     parser.add_argument("--splits", type=int, default=1, help="divisions of each task")
     parser.add_argument("--subjects", type=int, default=3000, help="of each simulated world")
     parser.add_argument(
@@ -222,7 +249,6 @@ def main() -> None:
         default=300.0,
         help="of a foreign model: no trial starts later",
     )
-    parser.add_argument("--bootstrap", type=int, default=500, help="resamples of subjects")
     parser.add_argument(
         "--markdown", action="store_true", help="run nothing: only the tables of what is there"
     )
@@ -249,7 +275,7 @@ def main() -> None:
         for name in names
         for number in range(arguments.splits)
     ]
-    models = arguments.models or [*FOREIGN, *OURS]
+    models = arguments.models or [*FOREIGN, "blend"]
     if not arguments.markdown and arguments.jobs_seconds != 0:
         work(
             places,
@@ -258,7 +284,7 @@ def main() -> None:
             jobs_seconds=arguments.jobs_seconds,
             trial_seconds=arguments.trial_seconds,
         )
-    text = page_text(scored(places, resamples=arguments.bootstrap), date=time.strftime("%-d %B %Y"))
+    text = page_text(scored(places), date=time.strftime("%-d %B %Y"))
     print(text)
     if arguments.page:
         write_page(PAGE, text)

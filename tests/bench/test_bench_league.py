@@ -178,14 +178,14 @@ def run_and_print(place: Any, model: str) -> str:
     league.run_cell(place, model, PYTHONS, trial_seconds=0.0)
     facts = json.loads((place.folder / model / "facts.json").read_text())
     assert facts["trials"] == 1
-    return str(tables.page_text([tables.score_place(place, resamples=20)], date="today"))
+    return str(tables.page_text([tables.score_place(place)], date="today"))
 
 
 @pytest.mark.slow
 def test_a_foreign_model_gets_a_score_and_no_label_of_those_it_is_scored_on(place: Any, tmp_path: Path) -> None:
     text = run_and_print(place, "cox")
-    assert "| lifelines Cox (strongest rival) | 1/6 |" in text
-    assert "| our network | not run |" in text
+    assert "| lifelines Cox (strongest rival) | 1 | 1/6 |" in text
+    assert "| sim_pairs | not run |" in text  # none of ours
     assert "| *true hazards* |" in text
     with np.load(place.folder / "cox" / "question.npz") as question:
         assert {name for name in question if name.startswith("held_out")} == {
@@ -197,6 +197,48 @@ def test_a_foreign_model_gets_a_score_and_no_label_of_those_it_is_scored_on(plac
     page.write_text(f"before{league.BEGIN}old{league.END}after")
     league.write_page(page, text)
     assert page.read_text() == f"before{league.BEGIN}\n{text}\n{league.END}after"
+
+
+@pytest.mark.slow
+def test_one_training_of_ours_gives_five_models_scored_as_the_run_answers(place: Any) -> None:
+    league, tables = (importlib.import_module(f"bench.accuracy.{name}") for name in ("league", "_league_tables"))
+    tasks = importlib.import_module("bench.accuracy._league_tasks")
+    quick = tasks.Place("sim_pairs", place.data, place.out, place.seed, subjects=240, more=("training.epochs=1",))
+    league.run_cell(quick, "blend", [], trial_seconds=0.0)
+    scored = tables.score_place(quick)
+    assert set(scored.facts) == set(tasks.OURS)
+    values = {model: scored.value(model, "nll") for model in tasks.OURS}
+    assert len(set(values.values())) == 5
+    assert all(np.isfinite(list(values.values())))
+    answers = tables.Answered([scored])
+    assert answers.gap("blend", "stacked", "nll")[0] == pytest.approx(values["blend"] - values["stacked"])
+
+
+def test_divisions_of_real_people_share_them_and_simulated_ones_do_not(tmp_path: Path) -> None:
+    tables, tasks = (importlib.import_module(f"bench.accuracy.{name}") for name in ("_league_tables", "_league_tasks"))
+    half_widths = {}
+    for task in ("sim_default", "pbc2"):
+        each = []
+        for number, nll in enumerate([1.0, 2.0, 4.0]):
+            division = tasks.Place(task, Path("../shared/data"), tmp_path, 20_000 + number)
+            landmark, _ = division.one.shown_days
+            cause = "death" if task == "pbc2" else "outcome"
+            facts = {"is_curve": True, "subjects": {"train": 60, "tuning": 20, "held_out": 20}}
+            rows = [
+                {"model": tasks.NAMES[model], "metric": "nll", "landmark_days": landmark, "horizon_days": None}
+                | {"cause": cause, "value": value}
+                for model, value in (("blend", nll), ("cox", 0.0))
+            ]
+            each.append(tables.Scored(division, {"blend": facts, "cox": facts}, rows))
+        with pytest.MonkeyPatch.context() as patch:
+            question = type("Question", (), {"causes": (cause,)})
+            patch.setattr(tasks.Place, "question", property(lambda self, question=question: question))
+            mean, low, high = tables.Answered(each).gap("blend", "cox", "nll")
+        assert mean == pytest.approx(7 / 3)
+        half_widths[task] = (high - low) / 2
+    t2, variance = 4.30265, np.var([1.0, 2.0, 4.0], ddof=1)
+    assert half_widths["sim_default"] == pytest.approx(t2 * np.sqrt(variance / 3), rel=1e-5)
+    assert half_widths["pbc2"] == pytest.approx(t2 * np.sqrt(variance * (1 / 3 + 20 / 80)), rel=1e-5)
 
 
 @pytest.mark.slow
