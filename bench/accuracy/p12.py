@@ -32,6 +32,7 @@ from ehrsequencing.core.signals import keep_freed_memory
 from ehrsequencing.evaluation.comparison import NETWORK
 from ehrsequencing.evaluation.rivals import known_baselines
 from ehrsequencing.prediction.run import Run
+from ehrsequencing.predictors.blend import STACKED
 from ehrsequencing.predictors.boosted import BoostedVisits
 from ehrsequencing.predictors.fit import fit_baselines
 from ehrsequencing.predictors.fitting_data import FittingData
@@ -249,7 +250,7 @@ def judged(meds: Path, folder: Path, study: StudyConfig) -> dict[str, Scores]:
         enough=prepared.study.vocabulary.min_subjects,
         recalibration=study.training.recalibration,
     )
-    kept = (BoostedVisits.name, LandmarkCox.name)
+    kept = (STACKED, BoostedVisits.name, LandmarkCox.name)
     known = known_baselines(run, seed=study.evaluation.seed, trials=None)
     fitted = fit_baselines("fast", rivals, known=known)
     models |= {one.model.name: one.model for one in fitted if one.model.name in kept}
