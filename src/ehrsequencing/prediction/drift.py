@@ -64,6 +64,8 @@ _TITLES = {
     "kind": "codes of the kind {}",
 }
 _LABELS = {"unit": "{0}", "numbers": "{0} ({2})", "new": "{0} ({2})", "unknown": "{2}"}
+_OF_CODES = {"share", "each"}
+_COUNTED_OF_PEOPLE = {MEASURES[name] for name in ("rows", "visits", "codes")}
 _OF_LENGTH = {"rows", "visits", "codes", "history"}  # measures that a cut of the records changes
 # of a measure: values of the new people, quantiles of groups of 11 of them, and those of the training people
 Sampled = tuple[Floats, Floats, Floats]
@@ -142,15 +144,12 @@ class Drift:
     @property
     def is_less(self) -> bool:
         """Whether all that lies beyond its limit are codes or rows that people have more rarely; risks follow."""
-        beyond = [
-            one
-            for one in self.differences or ()
-            if one.is_alarm and one.kind in MIX and not one.name.startswith("risk of ")
+        codes = [one for one in self.differences or () if one.is_alarm and one.kind in _OF_CODES]
+        rows = [
+            one for one in self.differences or () if one.is_alarm and one.name in _COUNTED_OF_PEOPLE
         ]
-        counted = {"share", "each", *(MEASURES[name] for name in ("rows", "visits", "codes"))}
-        return bool(beyond) and all(
-            {one.kind, one.name} & counted and (one.here or 0.0) < (one.training or 0.0)
-            for one in beyond
+        return bool(codes or rows) and all(
+            (one.here or 0.0) < (one.training or 0.0) for one in (*codes, *rows)
         )
 
     def sentences(self, kinds: Mapping[str, str]) -> Iterator[str]:
