@@ -124,15 +124,11 @@ class Answered:
         return min(means, key=means.__getitem__) if means else None
 
     def mean(self, model: str, metric: str) -> Interval:
-        """A model's metric, without limits: most of its spread is that of the divisions, which all models share."""
+        """A model's metric; NaN where one division lacks it. No limits: most of its spread is the divisions'."""
         values = [
             one.value(model, metric) for one in (self.each if model == ORACLE else self.of(model))
         ]
-        return (
-            float(np.nanmean(values)) if np.isfinite(values).any() else math.nan,
-            math.nan,
-            math.nan,
-        )
+        return float(np.mean(values)), math.nan, math.nan
 
     def gap(self, model: str, other: str, metric: str) -> Interval:
         """A model minus another, paired by division, with the interval of Nadeau and Bengio.

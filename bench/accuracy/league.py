@@ -40,6 +40,7 @@ from bench.accuracy._league_tasks import (
 )
 from bench.accuracy.contenders.exchange import (
     FACTS,
+    LEAST_SURVIVAL,
     PREDICTIONS,
     QUESTION,
     SPLITS,
@@ -117,7 +118,8 @@ def write_answers(
     ) as file:
         for split in ("tuning", "held_out"):
             asked = rows[split]
-            risk = model.risk(asked.records, days)[asked.chosen]
+            # as of foreign models: nobody's risks sum to 1
+            risk = (1 - LEAST_SURVIVAL) * model.risk(asked.records, days)[asked.chosen]
             at = asked.column("prediction_us")
             file.write(Risks(asked.subject_id, at, risk.astype(np.float32)))
             if split == "tuning":

@@ -288,6 +288,6 @@ def test_a_task_in_the_settings_and_another_by_name_are_not_both_taken(data: Pat
     task, study = tmp_path / "task.yaml", tmp_path / "study.yaml"
     task.write_text(TASK)
     study.write_text(yaml.safe_dump({"task": yaml.safe_load(TASK) | {"blanking": "9d"}}))
-    assert "--task: the settings hold the task 't'" in refused("check", data, "--task", task, "--config", study)
+    assert "task: the settings hold the task 't'" in refused("check", data, "--task", task, "--config", study)
     study.write_text(yaml.safe_dump({"task": yaml.safe_load(TASK)}))
     assert ehrseq("check", data, "--task", task, "--config", study).exit_code == 0

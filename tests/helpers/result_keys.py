@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from types import UnionType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from ehrsequencing.core.result_types import DecisionRow, SubgroupRow
 from ehrsequencing.evaluation.curves import OPERATING_COLUMNS
@@ -24,7 +24,7 @@ def faults(value: Any, kind: Any, *, count: Any = int, where: str = "result") ->
     """
     kind = count if isinstance(kind, TypeVar) else kind
     origin, inner = get_origin(kind) or kind, get_args(kind)
-    if origin is UnionType:
+    if origin in (UnionType, Union):
         of_each = [list(faults(value, one, count=count, where=where)) for one in inner]
         yield from min(of_each, key=len)
     elif is_typeddict(origin):

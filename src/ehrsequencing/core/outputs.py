@@ -160,17 +160,17 @@ def refuse_existing(out: Path, kind: Kind, *, overwrite: bool = False) -> None:
 
 def _why_foreign_file(path: Path, kind: Kind) -> str | None:
     """Parquet names its kind in its metadata, and another file has a mark at its beginning."""
-    says = b""
+    says = head = b""
     with suppress(OSError, pa.ArrowException):
         if path.suffix == ".parquet":
             schema = pq.read_schema(path)
-            columns = ",".join(f'"{name}"' for name in schema.names).encode()
-            says = (schema.metadata or {}).get(KIND_NOTE, columns)
+            head = ",".join(f'"{name}"' for name in schema.names).encode()
+            says = (schema.metadata or {}).get(KIND_NOTE, b"")
         else:
-            says = pa.input_stream(path).read(_LOOKED_AT)
+            says = head = pa.input_stream(path).read(_LOOKED_AT)
     if says == kind.name.encode() or any(mark in says for mark in kind.marks):
         return None
-    if kind is PREDICTIONS and says.startswith(_OLDER_PREDICTIONS):
+    if kind is PREDICTIONS and head.startswith(_OLDER_PREDICTIONS):
         return of_another_version("1.x", path).what
     return f"is not {kind.what} that ehrseq wrote"
 

@@ -157,7 +157,7 @@ class Table1(TypedDict):
 
     landmark_days: float
     columns: list[str]
-    rows: list[tuple[str, list[str]]]  # a name, and a cell for each column
+    rows: list[list[str | list[str]]]  # a name, and the cells of the columns
 
 
 class Baseline(TypedDict):

@@ -65,7 +65,9 @@ def cohort_table(context: Context, landmark: float) -> Table1 | None:
         for number, name in enumerate(context.source.task.causes, start=1):
             cells[f"{name}, n (%)"] = people.share(int((cause == number).sum()))
         columns[split.replace("_", "-")] = cells
-    rows = [(name, [cells[name] for cells in columns.values()]) for name in columns["train"]]
+    rows: list[list[str | list[str]]] = [
+        [name, [cells[name] for cells in columns.values()]] for name in columns["train"]
+    ]
     return {"landmark_days": landmark, "columns": list(columns), "rows": rows}
 
 
