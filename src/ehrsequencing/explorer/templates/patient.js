@@ -101,7 +101,7 @@ function drawTimeline() {
   const past = times.slice(0, state.time + 1), future = times.slice(state.time);
   // a number stands right of its point, and right of a line that would go through it
   const lines = [x(now), ...(outcome ? [x(outcome.day)] : [])].sort((a, b) => a - b);
-  const beside = (at, text) => lines.reduce((from, place) => (from < place + 4 && from + 7 * text.length > place ? place + 4 : from), at + 6);
+  const beside = (at, text) => lines.reduce((from, place) => (from < place + 4 && from + 9 * text.length > place ? place + 4 : from), at + 6);
   const frame = { x, now, left, right, names, beside };
   const picture = show("timeline", {
     width, height, columns: ["day", "what", "value"], rows: () => timelineRows(times, visits, outcome),
