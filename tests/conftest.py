@@ -3,6 +3,7 @@
 A fixture imports what it makes, so that a file of a room without torch starts in two seconds.
 """
 
+import gc
 import os
 import shutil
 import subprocess
@@ -38,19 +39,38 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 
+def pytest_collection(session: pytest.Session) -> None:
+    """Imported libraries and collected tests stay to the end: Python need not look for garbage there each time."""
+    gc.disable()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    gc.freeze()
+    gc.enable()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["EHRSEQ_CACHE"] = str(tmp_path_factory.mktemp("cache"))
 
 
-@pytest.fixture(autouse=True)
-def _fewer_trees(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the boosting itself is not what is tested, sixty trees are enough of a rival."""
-    is_tested = request.path.stem in ("test_baselines", "test_boosted", "test_landmark_cox")
-    if not is_tested and request.path.parent.name not in WITHOUT_TORCH:
-        from ehrsequencing.predictors import boosted
+@pytest.fixture(scope="module", autouse=True)
+def _quick_evaluations(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Sixty trees of a rival, twenty simulations of right risks and one person of a simulation, where these are not
+    what is tested."""
+    if request.path.parent.name in WITHOUT_TORCH:
+        yield
+        return
+    from ehrsequencing.evaluation import curves, evaluate
+    from ehrsequencing.predictors import boosted
 
-        monkeypatch.setattr(boosted, "MOST_TREES", 60)
+    with pytest.MonkeyPatch.context() as patch:
+        if request.path.stem not in ("test_baselines", "test_boosted", "test_landmark_cox"):
+            patch.setattr(boosted, "MOST_TREES", 60)
+        if request.path.stem != "test_comparison":
+            patch.setattr(curves, "SIMULATIONS", 20)
+        patch.setattr(evaluate, "SIMULATED_TRAJECTORIES", 1)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -9,17 +9,17 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from ehrsequencing.core.result_types import Trajectory
 from ehrsequencing.reporting.patient import Patient, patient_figure, patient_of
 from ehrsequencing.reporting.report import standalone
 
 HERE = Path(__file__).parent
 
 
-def at_visit(row: dict[str, Any], k: int) -> Patient:
+def at_visit(row: Trajectory, k: int) -> Patient:
     """The patient as of the k-th prediction time."""
-    patient = patient_of(row | {"now": k})
+    patient = patient_of({**row, "now": k})
     return replace(
         patient,
         visits=[visit for visit in patient.visits if visit["day"] <= patient.times_days[-1]],

@@ -15,10 +15,13 @@ from helpers.command_line import ehrseq
 TINY: dict[str, Any] = {
     "vocabulary": {"min_subjects": 5},
     "model": {"dim": 16, "heads": 2, "layers": 1},
-    "training": {"epochs": 1, "min_steps": 4, "blend": False},
+    "training": {"epochs": 1, "min_steps": 4, "blend": False, "distillation": 0},
     "evaluation": {"baselines": "none", "bootstrap": 0, "explained_subjects": 0},
     "progress": False,
 }
+
+
+QUICK = ("blend=false", "distillation=0", "epochs=1")
 
 
 def changed(**sections: dict[str, Any]) -> dict[str, Any]:
@@ -154,7 +157,7 @@ def test_overwrite_replaces_the_whole_study_and_nothing_that_somebody_changed(st
         eh.run(study / "meds", task, out=out, overwrite=True, **TINY)
     assert contents(out) == before
     report.write_bytes(kept)
-    words = ("visits.by=day", "vocabulary.min_subjects=8", "training.blend=false", "training.epochs=1")
+    words = ("visits.by=day", "vocabulary.min_subjects=8", *(f"training.{word}" for word in QUICK))
     tiny = ("model.dim=16", "model.heads=2", "model.layers=1", "evaluation.baselines=none", "evaluation.bootstrap=0")
     given = ("run", study / "meds", "--task", task, "--out", out, *words, *tiny, "evaluation.explained_subjects=0")
     assert "--overwrite" in ehrseq(*given).stderr
@@ -169,7 +172,10 @@ def test_overwrite_replaces_the_whole_study_and_nothing_that_somebody_changed(st
 def test_a_study_file_may_name_the_records_and_the_output(study: Path, tmp_path: Path) -> None:
     out = study / "by-file"
     lines = ["data: meds", "out: by-file", "evaluation: {baselines: none, bootstrap: 0, explained_subjects: 0}"]
-    lines += ["training: {epochs: 1, blend: false, device: cpu}", "model: {dim: 16, heads: 2, layers: 1}"]
+    lines += [
+        "training: {epochs: 1, blend: false, distillation: 0, device: cpu}",
+        "model: {dim: 16, heads: 2, layers: 1}",
+    ]
     (study / "study.yaml").write_text("\n".join(lines))
     config = ("--config", study / "study.yaml", "--task", study / "meds/task.yaml")
     done = ehrseq("run", "training.seed=1", *config)

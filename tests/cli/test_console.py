@@ -337,8 +337,7 @@ def test_a_log_is_no_file_of_somebody_else(data: Path, tmp_path: Path) -> None:
 
 
 def test_lines_on_stderr_have_time_and_level_where_it_is_no_terminal(data: Path) -> None:
-    done = subprocess.run([*MAIN, "codes", str(data), "ZZZ"], capture_output=True, text=True, check=False)
-    assert not re.search(STAMP, done.stdout)
+    assert not re.search(STAMP, ehrseq("codes", data, "ZZZ").stdout)
     failed = subprocess.run([*MAIN, "codes", "nowhere"], capture_output=True, text=True, check=False)
     assert re.fullmatch(f"{STAMP} ERROR ehrseq: nowhere: is not a folder .*\n", failed.stderr)
     shown = in_a_terminal("from ehrsequencing.cli import console; console.warn('x'); console.note('y')")

@@ -117,10 +117,10 @@ def test_simulate_replaces_a_simulation_and_nothing_else(tmp_path: Path) -> None
 
 
 FILES = {
-    "predict": ("csv", "csv.gz", "parquet"),
+    "predict": ("csv.gz", "parquet"),
     "check": ("json",),
     "explain --subjects": ("csv", "parquet"),
-    "explain --subject": ("csv", "parquet"),
+    "explain --subject": ("csv",),
     "explore": ("html",),
 }
 

@@ -1,6 +1,5 @@
 """What the tests of this folder share: a prepared set, and a file of a run's risks to score."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,22 +8,12 @@ import pytest
 import yaml
 
 from ehrsequencing.config import EvaluationConfig, StudyConfig, TaskConfig
-from ehrsequencing.evaluation import curves
 from ehrsequencing.evaluation.score import score
 from ehrsequencing.prediction.predict import predict
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from helpers.score import KEY, Score
 from helpers.training import NetworkTrainer as Trainer
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _few_simulations(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Where chance itself is not what is tested, twenty simulations of right risks are enough."""
-    with pytest.MonkeyPatch.context() as patch:
-        if request.path.stem != "test_comparison":
-            patch.setattr(curves, "SIMULATIONS", 20)
-        yield
 
 
 @pytest.fixture(scope="session")

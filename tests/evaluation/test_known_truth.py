@@ -7,11 +7,11 @@ import pytest
 
 from helpers import known_truth as bench
 
-SLOW = pytest.mark.slow
+SLOW = ("falling hazards", "every index")
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=SLOW if name == "falling hazards" else ()) for name in bench.WORLDS]
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in bench.WORLDS]
 )
 def test_true_risks_score_what_uncensored_truth_says(name: str) -> None:
     found = bench.gaps(name, people=12_000 if name == "fixed age" else 4_000, seeds=4)

@@ -17,15 +17,20 @@ from helpers.command_line import ehrseq
 QUICK: dict[str, Any] = {"bootstrap": 0, "baselines": "none", "explained_subjects": 0, "progress": False}
 
 
-@pytest.fixture
-def run(sim_run: Path, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def evaluated(sim_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with a report, and pages of outcomes whose content is not what is tested."""
-    run = Path(shutil.copytree(sim_run, tmp_path / "run"))
+    run = Path(shutil.copytree(sim_run, tmp_path_factory.mktemp("evaluated") / "run"))
     eh.evaluate(run, **QUICK)
     for name in ("outcome-metrics.json", "outcomes.html"):
         add_to_run(run, name, lambda path: path.write_text("old") and None)
     assert all((run / name).is_file() for name in results.DRAWN)
     return run
+
+
+@pytest.fixture
+def run(evaluated: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(evaluated, tmp_path / "run"))
 
 
 def pages_of(run: Path) -> list[str]:

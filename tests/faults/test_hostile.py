@@ -29,6 +29,7 @@ from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.labels import read_index_times
 from ehrsequencing.records.meds import MedsReader
 from helpers.omop import SMALL, write_csv
+from helpers.settings import examples
 
 # Calls that run what a file holds (pickle, eval, torch.load …) are banned by ruff (pyproject.toml).
 
@@ -164,7 +165,7 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = (Path(__file__).parent / "corpus", ROOT / "examples" / "tasks")
 CORPUS = sorted(path for folder in FOLDERS for path in folder.iterdir() if path.suffix == ".yaml")
 ODD = ["", "&a ", "*a", "!!python/name:os.system ", "{", "[" * 50, "\x1b[2J", "\0", ": ", "- ", "1e999", "re:("]
-FUZZ = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+FUZZ = settings(max_examples=examples(160), deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.name)

@@ -27,6 +27,7 @@ TINY = (
     "training.epochs=1",
     "training.min_steps=2",
     "training.blend=false",
+    "training.distillation=0",
 )
 
 

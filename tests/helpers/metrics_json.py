@@ -186,6 +186,7 @@ def _trajectories(causes: tuple[str, ...], horizons: tuple[float, ...]) -> Itera
         last = {cause: [risks[-1]] for cause, risks in rising.items()}
         yield {
             "label": label,
+            "risk_horizon_days": horizons[len(horizons) // 2],
             "outcome": outcome,
             "times_days": times,
             "kind": kinds,

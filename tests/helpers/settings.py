@@ -2,7 +2,7 @@
 
 import os
 
-EXAMPLES = int(os.environ.get("EXAMPLES", "50"))  # where a test does not say itself; `make test-all` draws 200
+EXAMPLES = int(os.environ.get("EXAMPLES", "25"))  # where a test does not say itself; `make test-all` draws 200
 
 TINY = (
     "model.dim=16",
@@ -17,5 +17,5 @@ TINY = (
 
 
 def examples(number: int) -> int:
-    """How many examples a slow check draws: so many in `make test-all`, a quarter of them in `make test`."""
+    """How many examples a slow check draws: so many in `make test-all`, an eighth of them in `make test`."""
     return max(number * EXAMPLES // 200, 1)

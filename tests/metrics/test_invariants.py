@@ -20,6 +20,7 @@ from reference.metrics_bruteforce import Sample, random_sample
 
 #: A day in hours, minutes, weeks, months and years.
 UNITS = {"hours": 24.0, "minutes": 1440.0, "weeks": 1 / 7, "months": 1 / 30.4375, "years": 1 / 365.25}
+SLOW = [pytest.param(unit, marks=pytest.mark.slow) for unit in ("hours", "weeks", "months")]
 SEEDS = st.integers(0, 10_000)
 some = settings(max_examples=examples(25), deadline=None)
 
@@ -42,7 +43,7 @@ def same(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> None:
         np.testing.assert_allclose(theirs[key], value, rtol=1e-6, atol=1e-7, err_msg=key)
 
 
-@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("unit", ["minutes", "years", *SLOW])
 @given(seed=SEEDS)
 @some
 def test_metrics_do_not_depend_on_the_unit_of_time(unit: str, seed: int) -> None:
@@ -51,7 +52,7 @@ def test_metrics_do_not_depend_on_the_unit_of_time(unit: str, seed: int) -> None
     same(metrics_of(sample), metrics_of(there))
 
 
-@pytest.mark.parametrize("unit", ["hours", "minutes"])
+@pytest.mark.parametrize("unit", ["minutes", SLOW[0]])
 @given(seed=SEEDS)
 @some
 def test_weights_of_a_subject_s_clock_do_not_depend_on_the_unit(unit: str, seed: int) -> None:

@@ -177,6 +177,7 @@ def renamed(rows: list[Row], **names: str) -> list[Row]:
 
 
 NEW = hospital(120, seed=1)
+WOMEN = {row.subject for row in NEW if row.code == "SEX//F"}
 BROKEN = {
     "× 18": ([r._replace(value=None if r.value is None else 18 * r.value) for r in NEW], "compare the units of "),
     "÷ 18": ([r._replace(value=None if r.value is None else r.value / 18) for r in NEW], "compare the units of "),
@@ -224,7 +225,7 @@ def test_a_broken_feed_is_named(name: str, run: Path, tmp_path: Path) -> None:
 
 MIXES = {
     "older": (hospital(120, seed=2, age=75), "age at the last visit, in years ("),
-    "women": ([r for r in NEW if r.subject in {r.subject for r in NEW if r.code == "SEX//F"}], "SEX//M ("),
+    "women": ([r for r in NEW if r.subject in WOMEN], "SEX//M ("),
     "healthy": (
         [r for r in NEW if not r.code.startswith("DX") or (r.subject % 5 == 0)],
         "more or fewer people have DX//",

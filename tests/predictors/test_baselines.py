@@ -240,7 +240,7 @@ def test_constant_competing_hazards_are_recovered_and_competing_events_are_not_c
 
 
 @pytest.mark.parametrize("kind", [MarginalIncidence, AgeAndSex, LandmarkCox, BoostedVisits])
-@pytest.mark.parametrize("blanking", [0.0, 40.0])
+@pytest.mark.parametrize("blanking", [pytest.param(0.0, marks=pytest.mark.slow), 40.0])
 def test_a_baselines_likelihood_is_that_of_its_hazards_bin_by_bin(
     kind: type, blanking: float, fitted: Callable[..., Any], train: TaskRecords
 ) -> None:

@@ -15,6 +15,7 @@ from ehrsequencing.predictors.update import (
 )
 
 EDGES = (50.0, 150.0, 400.0)
+SLOW = pytest.mark.slow
 
 
 def hospital(
@@ -54,7 +55,9 @@ def updated(seed: int, *, largest: int = 2, **world: float) -> CauseUpdate:
     return fit_update(eta, EDGES, labels, cause=0, hidden=hidden, largest=largest)
 
 
-@pytest.mark.parametrize(("largest", "rows"), [(1, 1), (2, 1), (3, 1), (2, 4)])
+@pytest.mark.parametrize(
+    ("largest", "rows"), [(1, 1), pytest.param(2, 1, marks=SLOW), pytest.param(3, 1, marks=SLOW), (2, 4)]
+)
 def test_where_nothing_is_shifted_nothing_is_changed_at_the_nominal_rate(largest: int, rows: int) -> None:
     draws = 300
     changed = sum(updated(seed, largest=largest, people=400, rows=rows).method != "none" for seed in range(draws))

@@ -223,6 +223,79 @@ class CodeEffects(TypedDict):
     risk: NotRequired[float]  # mean
 
 
+class Visit(TypedDict):
+    """A visit of a single person."""
+
+    day: float  # since the index
+    codes: list[str]
+
+
+class Happened(TypedDict):
+    """How a single person's follow-up ended; without a cause it ended without an event."""
+
+    day: float
+    cause: str | None
+
+
+class MovePart(TypedDict):
+    """A part of a change of a risk: a new code, time passing, or several codes together."""
+
+    code: str | None
+    codes: int  # that it stands for; 0 for time passing
+    change: float
+
+
+class Move(TypedDict):
+    """A change of a person's risk between two prediction times; the parts add up to it."""
+
+    day: float
+    before: float
+    after: float
+    parts: list[MovePart]
+
+
+class Band(TypedDict):
+    """The range of an ensemble's members on each day of a curve."""
+
+    low: list[float]
+    high: list[float]
+
+
+class Trajectory(TypedDict):
+    """A single person under a letter: risks at every prediction time, what was recorded, and what happened."""
+
+    label: str
+    risk_horizon_days: float  # of the risk that is followed over time
+    outcome: str
+    event: Happened
+    times_days: list[float]  # prediction times since the index
+    now: int  # number of the one that is shown in full
+    kind: list[str]  # `visit` or `query`
+    curves: dict[str, list[list[float]]]  # cause → prediction time → risk by each horizon
+    horizons_days: list[float]
+    visits: list[Visit]
+    descriptions: dict[str, str]
+    curve_days: NotRequired[list[float]]  # these four of a run; a file of predictions has none
+    curve_at: NotRequired[list[int]]  # prediction times whose whole curve is in `full`
+    full: NotRequired[dict[str, list[list[float]]]]
+    moves: NotRequired[list[Move]]
+    band: NotRequired[dict[str, Band]]  # of an ensemble
+
+
+class Oracle(TypedDict):
+    """The truth of a simulation; of a run also its NLL beside the truth's, as `evaluation.oracle` explains."""
+
+    name: str
+    nll_model: NotRequired[float]
+    nll_oracle: NotRequired[float]
+    nll_difference: NotRequired[float]
+    nll_difference_se: NotRequired[float]
+    beats_oracle_z: NotRequired[float]
+    nll_z: NotRequired[float]
+    foresight_z: NotRequired[float]
+    prediction_times: NotRequired[int]
+
+
 # ---- the audit for leaks ----
 
 Verdict = Literal["passed", "warning", "leak", "not_tested"]
@@ -313,11 +386,11 @@ class Result(Frame[N], Generic[N]):
     smooth_calibration: list[SmoothRow[N]]
     decision: list[DecisionRow[N]]
     incidence: list[IncidenceRow[N]]
-    trajectories: list[dict[str, Any]]
+    trajectories: list[Trajectory]
     codes: CodeEffects | None
     checks: Checks
     tripod: dict[str, str]
-    oracle: dict[str, Any] | None
+    oracle: Oracle | None
     blend: BlendParts | None
     warnings: list[str]
     made_of: str | None  # a digest

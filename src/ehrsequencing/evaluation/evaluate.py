@@ -8,7 +8,6 @@ it goes into one result, which `results` writes.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +22,10 @@ from ehrsequencing.core.result_types import (
     Exact,
     IncidenceRow,
     MetricRow,
+    Oracle,
     SmoothRow,
     SubgroupRow,
+    Trajectory,
 )
 from ehrsequencing.evaluation import population as follow_up, results
 from ehrsequencing.evaluation.cohort_table import cohort_table
@@ -368,7 +369,7 @@ class Evaluation:
         groups = groups_of_rows(self.records, self.source.vocabulary, chosen=at)
         return subgroup_rows(comparison, groups, self.task.causes, model=self.ours)
 
-    def _trajectories(self, risk: Floats, horizon_days: float) -> list[dict[str, Any]]:
+    def _trajectories(self, risk: Floats, horizon_days: float) -> list[Trajectory]:
         column = np.searchsorted(self.knots, self.horizons)
         return trajectories(
             self.source,
@@ -380,7 +381,7 @@ class Evaluation:
             horizon_days=horizon_days,
         )
 
-    def _oracle(self) -> dict[str, Any] | None:
+    def _oracle(self) -> Oracle | None:
         if self.truth is None:
             return None
         if self.run is None:

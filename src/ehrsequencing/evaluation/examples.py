@@ -6,7 +6,6 @@ index instead of dates. The rows are individual data: they never enter a file th
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from ehrsequencing.config import EvaluationConfig, TaskConfig, format_days
 from ehrsequencing.core.arrays import Floats, Ints, hash_u64
 from ehrsequencing.core.disclosure import SMALLEST_COUNT, shareable_rate
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.result_types import CodeEffect, CodeEffects
+from ehrsequencing.core.result_types import CodeEffect, CodeEffects, MovePart, Trajectory
 from ehrsequencing.evaluation.evaluated import Evaluated
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.explain import Question, change, subject_records
@@ -44,7 +43,7 @@ def trajectories(
     *,
     wanted: int,
     horizon_days: float,
-) -> list[dict[str, Any]]:
+) -> list[Trajectory]:
     """A few subjects, half of them with the event, spread over the risk at their last prediction.
 
     Args:
@@ -62,9 +61,9 @@ def trajectories(
     ]
     known = {} if population.source is None else read_descriptions(population.source)
     for row, subject in zip(rows, chosen, strict=True):
-        row |= _visits(row, subject, records, source, known)
+        _add_visits(row, subject, records, source, known)
         if source.run is not None and source.is_curve:
-            row |= _curves(row, subject, records, source)
+            _add_curves(row, subject, records, source)
     if source.run is not None and source.is_curve and population.source is not None:
         question = Question.for_run(source.run, horizon_days=horizon_days)
         _add_moves(rows, chosen, records, question, population.source)
@@ -95,7 +94,7 @@ def _own(rows: TaskRows, subject: int) -> Ints:
 
 def _risks(
     label: str, subject: int, rows: TaskRows, risk: Floats, task: TaskConfig, horizon_days: float
-) -> dict[str, Any]:
+) -> Trajectory:
     """Risk by each horizon at every prediction time, what happened, and which prediction time is shown in full."""
     own = _own(rows, subject)
     times = (rows.prediction_us[own] - rows.index_us[own]) / DAY_US
@@ -112,17 +111,19 @@ def _risks(
         "kind": np.where(rows.is_query[own], "query", "visit").tolist(),
         "curves": {name: risk[own, e].round(4).tolist() for e, name in enumerate(task.causes)},
         "horizons_days": list(task.horizons),
+        "visits": [],
+        "descriptions": {},
     }
 
 
-def _visits(
-    row: dict[str, Any],
+def _add_visits(
+    row: Trajectory,
     subject: int,
     records: TaskRecords,
     source: Evaluated,
     known: dict[str, str],
-) -> dict[str, Any]:
-    """What was recorded until the time that is shown: days, codes, and descriptions of those that have one."""
+) -> None:
+    """Add what was recorded until the time that is shown: days, codes, and descriptions of those that have one."""
     lines, rows, words = records.timelines, records.rows, source.vocabulary
     now = _own(rows, subject)[row["now"]]
     first = int(lines.subject_offsets[subject])
@@ -130,27 +131,21 @@ def _visits(
         range(first, first + int(rows.visits_before[now]))[-LONGEST_TRAJECTORY:],
         int(rows.index_us[now]),
     )
-    seen: list[dict[str, Any]] = []
     for visit in visits:
         ids = words.base[lines.codes[slice(*lines.visit_offsets[visit : visit + 2])]]
         codes = dict.fromkeys(words.tokens[k] for k in ids.tolist() if k >= words.n_unknown)
-        seen.append(
+        row["visits"].append(
             {
                 "day": round(float((lines.start_us[visit] - origin) / DAY_US), 2),
                 "codes": list(codes),
             }
         )
-    names = {code for visit in seen for code in visit["codes"]}
-    return {
-        "visits": seen,
-        "descriptions": {code: known[code] for code in sorted(names) if known.get(code)},
-    }
+    names = {code for visit in row["visits"] for code in visit["codes"]}
+    row["descriptions"] = {code: known[code] for code in sorted(names) if known.get(code)}
 
 
-def _curves(
-    row: dict[str, Any], subject: int, records: TaskRecords, source: Evaluated
-) -> dict[str, Any]:
-    """Whole curves from a few prediction times, and the band of the members where there are several."""
+def _add_curves(row: Trajectory, subject: int, records: TaskRecords, source: Evaluated) -> None:
+    """Add whole curves from a few prediction times, and the band of the members where there are several."""
     alone = records.take(np.array([subject]))
     days = np.unique(
         np.r_[np.linspace(0, row["horizons_days"][-1], CURVE_POINTS + 1)[1:], row["horizons_days"]]
@@ -159,25 +154,21 @@ def _curves(
     at = sorted({round(k * last / (CURVES - 1)) for k in range(CURVES)} | {row["now"]})
     start = source.task.blanking
     risk, of_members = source.predictor.risk_of_members(alone, days, start_days=start)
-    curves: dict[str, Any] = {
-        "curve_days": days.round(2).tolist(),
-        "curve_at": at,
-        "full": {
-            name: risk[offset:][at, e].round(4).tolist()
-            for e, name in enumerate(source.task.causes)
-        },
+    row["curve_days"] = days.round(2).tolist()
+    row["curve_at"] = at
+    row["full"] = {
+        name: risk[offset:][at, e].round(4).tolist() for e, name in enumerate(source.task.causes)
     }
     if len(of_members):
         low, high = member_band(of_members[:, offset + row["now"]])
-        curves["band"] = {
+        row["band"] = {
             name: {"low": low[e].round(4).tolist(), "high": high[e].round(4).tolist()}
             for e, name in enumerate(source.task.causes)
         }
-    return curves
 
 
 def _add_moves(
-    rows: list[dict[str, Any]],
+    rows: list[Trajectory],
     chosen: Sequence[int],
     records: TaskRecords,
     question: Question,
@@ -210,7 +201,7 @@ def _add_moves(
             if places[k + 1] != places[k] + 1:
                 continue
             moved = change(question, record_of[who], row=int(places[k + 1]))
-            parts = [
+            parts: list[MovePart] = [
                 {"code": part.code, "codes": part.codes, "change": round(part.change, 5)}
                 for part in moved.rows
             ]

@@ -4,11 +4,10 @@ A simulation writes, for each held-out prediction time, the hazards that the bes
 (`truth_hazards.parquet`), and what each mechanism adds to the outcome's log hazard (`truth_mechanisms.parquet`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +15,7 @@ import torch
 
 from ehrsequencing.config import TaskConfig, load_task
 from ehrsequencing.core.arrays import Bools, Floats, Ints, row_blocks
+from ehrsequencing.core.result_types import Oracle
 from ehrsequencing.evaluation.comparison import ORACLE
 from ehrsequencing.evaluation.population import Population, RowFinder
 from ehrsequencing.metrics.bootstrap import mean_by_subject
@@ -204,7 +204,7 @@ def foresight(model: Floats, truth: Truth, rows: TaskRows) -> Floats:
 
 def beside_the_truth(
     nll_model: Floats, nll_oracle: Floats, *, foresight: Floats, subject: Ints
-) -> dict[str, Any]:
+) -> Oracle:
     """The NLL of a model beside that of the truth, and whether it is better than the truth can be.
 
     A model is leaking where its NLL is better than the truth's by more than `LEAK_Z` standard errors *and* it foresees
@@ -217,15 +217,16 @@ def beside_the_truth(
         subject: (R,) whose prediction time it is.
 
     Returns:
-        `nll_model`, `nll_oracle` and `nll_difference` (means, the model less the truth) with its standard error by
-        subject, `nll_difference_se`; `nll_z` and `foresight_z`, how many standard errors the model is better by either,
-        and `beats_oracle_z`, the smaller of both: above 3 it is leaking.
+        The `name` of the truth; `nll_model`, `nll_oracle` and `nll_difference` (means, the model less the truth) with
+        its standard error by subject, `nll_difference_se`; `nll_z` and `foresight_z`, how many standard errors the
+        model is better by either, and `beats_oracle_z`, the smaller of both: above 3 it is leaking.
     """
     known = ~np.isnan(nll_oracle) & ~np.isnan(nll_model)
     less, se = mean_by_subject(nll_model[known] - nll_oracle[known], subject[known])
     seen, seen_se = mean_by_subject(foresight[known], subject[known])
     nll_z, foresight_z = -less / max(se, 1e-12), seen / max(seen_se, 1e-12)
     return {
+        "name": ORACLE,
         "nll_model": float(nll_model[known].mean()),
         "nll_oracle": float(nll_oracle[known].mean()),
         "nll_difference": less,
@@ -258,9 +259,7 @@ def truth_of(population: Population, task: TaskConfig) -> tuple[Truth | None, li
     return Truth.read(population.source, population.records, causes=task.causes), []
 
 
-def oracle_table(
-    truth: Truth, predictor: Predictor, records: TaskRecords, nll: Floats
-) -> dict[str, Any]:
+def oracle_table(truth: Truth, predictor: Predictor, records: TaskRecords, nll: Floats) -> Oracle:
     """Content of `oracle`.
 
     Args:
@@ -273,12 +272,10 @@ def oracle_table(
     risk = predictor.risk(records, truth.edges_days[1:])
     hazards = bin_hazards(risk, truth.edges_days)
     sees = foresight(hazards, truth, rows)
-    return {"name": ORACLE} | beside_the_truth(
-        nll, truth.nll(rows), foresight=sees, subject=rows.subject
-    )
+    return beside_the_truth(nll, truth.nll(rows), foresight=sees, subject=rows.subject)
 
 
-def oracle_warnings(table: Mapping[str, Any]) -> list[str]:
+def oracle_warnings(table: Oracle) -> list[str]:
     """What a reader of `oracle` must be warned of."""
     if table["beats_oracle_z"] > LEAK_Z:
         return [

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from ehrsequencing.core.result_types import DecisionRow, Shared, SmoothRow, place_of
+from ehrsequencing.core.result_types import DecisionRow, Shared, SmoothRow, Trajectory, place_of
 from ehrsequencing.evaluation.subgroups import VISITS
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.reporting import figures
@@ -257,7 +257,7 @@ def _best_range(
 # --------------------------------------------------------------------------------- single subjects, training, truth
 
 
-def trajectory(t: Mapping[str, Any]) -> dict[str, Any]:
+def trajectory(t: Trajectory) -> dict[str, Any]:
     """One de-identified subject's timeline with the risk curve, what happened, and what moved the risk."""
     patient, event = patient_of(t), t["event"]
     return {

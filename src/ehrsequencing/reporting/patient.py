@@ -5,9 +5,9 @@ In: a `Patient`, in days since the index. Out: one SVG. It is used by the report
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from ehrsequencing.config import DAYS_PER_YEAR
+from ehrsequencing.core.result_types import Move, Trajectory, Visit
 from ehrsequencing.reporting.chart import Chart, Figure, ticks
 from ehrsequencing.reporting.wording import duration, number, percent, percent_mark, plain
 
@@ -55,23 +55,20 @@ class Patient:
     curve_days: Sequence[float]
     curves: Mapping[str, Sequence[float]]
     bands: Mapping[str, tuple[Sequence[float], Sequence[float]]] = field(default_factory=dict)
-    visits: Sequence[Mapping[str, Any]] = ()
+    visits: Sequence[Visit] = ()
     event: tuple[float, str] | None = None
     censored: bool = False
     descriptions: Mapping[str, str] = field(default_factory=dict)
-    moves: Sequence[Mapping[str, Any]] = ()
+    moves: Sequence[Move] = ()
 
 
-def patient_of(row: Mapping[str, Any]) -> Patient:
-    """A patient from one row of `trajectories` in the content of `metrics.json`.
-
-    The line over the past is the risk within the row's own horizon, else within the middle one.
-    """
+def patient_of(row: Trajectory) -> Patient:
+    """A patient from one row of `trajectories` in the content of `metrics.json`."""
     horizons, causes, now = row["horizons_days"], list(row["curves"]), row["now"]
     event = row["event"]
-    own = horizons.index(row.get("risk_horizon_days", horizons[len(horizons) // 2]))
+    own = horizons.index(row["risk_horizon_days"])
     days, curves = horizons, {name: row["curves"][name][now] for name in causes}
-    if row.get("full"):  # a file of predictions has risks at the horizons only
+    if "full" in row:  # a file of predictions has risks at the horizons only
         shown, days = row["curve_at"].index(now), row["curve_days"]
         curves = {name: row["full"][name][shown] for name in causes}
     return Patient(
@@ -80,12 +77,12 @@ def patient_of(row: Mapping[str, Any]) -> Patient:
         horizon_days=float(horizons[own]),
         curve_days=days,
         curves=curves,
-        bands={name: (band["low"], band["high"]) for name, band in (row.get("band") or {}).items()},
+        bands={name: (band["low"], band["high"]) for name, band in row.get("band", {}).items()},
         visits=row["visits"],
         event=(event["day"], event["cause"] or "end of follow-up"),
         censored=event["cause"] is None,
         descriptions=row["descriptions"],
-        moves=row.get("moves") or (),
+        moves=row.get("moves", ()),
     )
 
 
@@ -302,13 +299,27 @@ def _marks(
                 chart.rows.append((f"{day / per:.3g}", kind, words))
 
 
-def moved(row: Mapping[str, Any], descriptions: Mapping[str, str]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Moved:
     """Where the risk moved from one prediction time to the next, and which codes moved it.
 
-    Returns:
-        `day`, `before` and `after` (risks), `codes` (at most three in words, with their parts of the change) and
-        `more` (how many others).
+    Attributes:
+        day: Of the later one, since the index.
+        before: The risk at the earlier one.
+        after: The risk at the later one.
+        codes: At most three in words, with their parts of the change.
+        more: How many others.
     """
+
+    day: float
+    before: float
+    after: float
+    codes: list[str]
+    more: int
+
+
+def moved(row: Move, descriptions: Mapping[str, str]) -> Moved:
+    """A change of the risk in words."""
     parts = sorted(row["parts"], key=lambda part: -abs(part["change"]))
     codes = []
     for part in parts[:3]:
@@ -317,5 +328,4 @@ def moved(row: Mapping[str, Any], descriptions: Mapping[str, str]) -> dict[str, 
             name = f"{part['codes']} other codes together"
         points = 100 * part["change"]
         codes.append(f"{name} {number(points, '+.1f')}")
-    step = {name: row[name] for name in ("day", "before", "after")}
-    return step | {"codes": codes, "more": max(len(parts) - 3, 0)}
+    return Moved(row["day"], row["before"], row["after"], codes, max(len(parts) - 3, 0))

@@ -6,7 +6,7 @@ from typing import Any
 
 from ehrsequencing.config import format_days
 from ehrsequencing.core.disclosure import TOO_FEW
-from ehrsequencing.core.result_types import Shared, SharedAudit
+from ehrsequencing.core.result_types import Oracle, Shared, SharedAudit
 from ehrsequencing.metrics.registry import METRICS, in_columns, taken
 from ehrsequencing.records.attrition import from_index
 from ehrsequencing.reporting.scores import Row, Scores
@@ -92,7 +92,7 @@ def _difference_lines(table: Scores, landmark: float | None, horizon: float | No
     return [f"against {rival}{named}", *lines] if lines else []
 
 
-def _oracle_lines(oracle: Mapping[str, Any] | None) -> list[str]:
+def _oracle_lines(oracle: Oracle | None) -> list[str]:
     """The likelihood of the model less that of the true hazards of a simulation, and whether that is a leak."""
     if oracle is None or "nll_difference" not in oracle:
         return []

@@ -6,6 +6,7 @@ The words of the metrics are in their records (`metrics/`), whole sentences in t
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -162,8 +163,9 @@ def rounded(value: float, sign: str = "") -> str:
 # ---------------------------------------------------------------------------------------------------------- templates
 
 
+@cache
 def environment() -> Environment:
-    """The templates with the filters that they format numbers with; whatever they print is escaped."""
+    """The templates, compiled once, with the filters that they format numbers with; what they print is escaped."""
     loader = PackageLoader("ehrsequencing.reporting")
     made = Environment(
         loader=loader,
