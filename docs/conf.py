@@ -54,6 +54,7 @@ html_context = {"default_mode": "auto"}  # light or dark, as the reader's comput
 html_show_sourcelink = False
 html_theme_options = {
     "header_links_before_dropdown": 8,
+    "collapse_navigation": True,  # else a triangle without a name, for screen readers
     "icon_links": [{"name": "Repository", "url": REPOSITORY, "icon": "fa-solid fa-code-branch"}]
     if REPOSITORY
     else [],

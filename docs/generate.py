@@ -19,8 +19,11 @@ from pydantic_core import PydanticUndefined
 
 import ehrsequencing
 from ehrsequencing import config, metrics, nn
+from ehrsequencing.api.compare import RunComparison
 from ehrsequencing.api.data import PreparedData
 from ehrsequencing.api.evaluation import EvaluationResult
+from ehrsequencing.api.paper import PaperTable
+from ehrsequencing.api.predictions import StepFunction
 from ehrsequencing.api.run import TrainedRun
 from ehrsequencing.core.durations import format_days, parse_days
 from ehrsequencing.models.base import SurvivalModel
@@ -43,52 +46,15 @@ LINKS = {  # name → role and page; all that the docstrings and pages need
         "sklearn.model_selection.GridSearchCV": ("py:class", "modules/generated/$.html#$"),
     },
 }
-API = {
-    "Records": [
-        "import_omop",
-        "import_fhir",
-        "import_synthea",
-        "import_csv",
-        "from_table",
-        "simulate",
-        "read_meds",
-        "check",
-        "codes",
-    ],
-    "From records to a run": [
-        "run",
-        "TaskConfig",
-        "prepare",
-        "fit",
-        "pretrain",
-        "save_run",
-        "load",
-        "audit",
-        "export",
-    ],
-    "Evaluation": [
-        "evaluate",
-        "drift",
-        "update",
-        "score",
-        "compare",
-        "compare_risks",
-        "cox",
-        "pool_sites",
-        "aalen_johansen",
-    ],
-    "Models": [
-        "HierarchicalBEHRTForSurvival",
-        "BEHRTForSurvival",
-        "ModelConfig",
-        "VisitBatch",
-        "visit_encoder",
-    ],
-    "Parts of the models": [f"nn.{name}" for name in nn.__all__],
-    "scikit-learn": ["EHRSurvival"],
-    "Errors": ["EhrseqError"],
-}
-BEHIND = [TrainedRun, PreparedData, EvaluationResult, SurvivalModel]
+BEHIND = [  # classes that people get from the public names and do not make themselves
+    TrainedRun,
+    PreparedData,
+    EvaluationResult,
+    RunComparison,
+    PaperTable,
+    StepFunction,
+    SurvivalModel,
+]
 NOTEBOOK_SECONDS = 900
 FULL = {"SUBJECTS": 2000, "EPOCHS": 20}  # what the notebooks take if nothing else is asked for
 
@@ -100,6 +66,8 @@ def everything(docs: Path) -> None:
     written = {**api_pages(), "settings.md": settings_page()}
     gallery = list(executed(docs.parent / "examples", out / "gallery"))
     written["gallery-index.md"] = gallery_index(gallery)
+    for stale in {path.name for path in out.glob("*.md")} - written.keys():
+        (out / stale).unlink()
     for name, text in written.items():
         path = out / name
         if not path.is_file() or path.read_text(encoding="utf-8") != text:
@@ -112,28 +80,33 @@ def everything(docs: Path) -> None:
 
 
 def api_pages() -> dict[str, str]:
-    """A page for each group of public names, and one that lists them; a name that no group lists is an error."""
-    listed = {name for names in API.values() for name in names}
-    missing = set(ehrsequencing.__all__) - listed - {"__version__", "metrics", "nn"}
-    if missing:
-        raise RuntimeError(f"docs/generate.py lists no group for {', '.join(sorted(missing))}")
-    groups = {title: [f"ehrsequencing.{name}" for name in names] for title, names in API.items()}
-    groups["Classes behind these names"] = [
-        f"{one.__module__}.{one.__qualname__}" for one in BEHIND
-    ]
-    groups["Metrics"] = [f"ehrsequencing.metrics.{name}" for name in metrics.__all__]
+    """A page for each module of `api` and for each other package that has public names, and one that lists them."""
+    found = {f"ehrsequencing.{name}": module for name, module in ehrsequencing._PUBLIC.items()}
+    found |= {f"{one.__module__}.{one.__qualname__}": one.__module__ for one in BEHIND}
+    for package in (metrics, nn):
+        found |= {f"{package.__name__}.{name}": package.__name__ for name in package.__all__}
+    modules: dict[str, list[str]] = {}
+    for name, module in sorted(found.items(), key=lambda item: item[1]):
+        parts = module.split(".")
+        modules.setdefault(".".join(parts[: 3 if parts[1] == "api" else 2]), []).append(name)
     pages, lines = {}, ["# Python API", ""]
     lines += ["`import ehrsequencing as eh` gives these names; [Python](../python.md) shows them"]
-    lines += ["in use.", "", "| page | names |", "|---|---|"]
-    for title, names in groups.items():
-        page = f"api-{title.lower().replace(' ', '-')}"
-        shown = ", ".join(f"`{name.removeprefix('ehrsequencing.')}`" for name in names)
-        lines.append(f"| [{title}]({page}.md) | {shown} |")
+    lines += ["in use. There is a page for each module.", "", "| module | names |", "|---|---|"]
+    for module, names in modules.items():
+        shown = ", ".join(f"`{_as_typed(name)}`" for name in names)
+        lines.append(f"| [{module}]({module}.md) | {shown} |")
         intro = ["Plain arrays in, a number out. [Metrics](../metrics.md) has the definitions.", ""]
-        body = [f"# {title}", "", *(intro if title == "Metrics" else []), *_directives(names)]
-        pages[f"{page}.md"] = "\n".join(body)
-    lines += ["", "```{toctree}", ":hidden:", "", *(page[:-3] for page in pages), "```", ""]
+        is_metrics = module == metrics.__name__
+        body = [f"# {module}", "", *(intro if is_metrics else []), *_directives(names)]
+        pages[f"{module}.md"] = "\n".join(body)
+    lines += ["", "```{toctree}", ":hidden:", "", *modules, "```", ""]
     return {"api.md": "\n".join(lines), **pages}
+
+
+def _as_typed(name: str) -> str:
+    """`fit` and `nn.SurvivalHead`, as after `eh.`; of a class that nobody makes its own name."""
+    short = name.removeprefix("ehrsequencing.")
+    return short if short.count(".") < 2 else short.rpartition(".")[2]
 
 
 def _directives(names: list[str]) -> list[str]:

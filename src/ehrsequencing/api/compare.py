@@ -16,7 +16,7 @@ from ehrsequencing.api.long_table import long_table
 from ehrsequencing.api.paper import PaperTable, accuracy_table
 from ehrsequencing.api.progress import stages
 from ehrsequencing.config import EvaluationConfig, format_days
-from ehrsequencing.core.arrays import Floats, Ints, row_blocks
+from ehrsequencing.core.arrays import Floats, Ints, detached, row_blocks
 from ehrsequencing.core.durations import day_of
 from ehrsequencing.core.elsewhere import Hinted, answering
 from ehrsequencing.core.errors import EhrseqError
@@ -274,7 +274,7 @@ def compare_risks(
     observed = aalen_johansen(duration, codes, n_causes=n_causes).at(days)
     given = {}
     for name in getattr(risks, "columns", risks):
-        risk = np.asarray(risks[name], dtype=np.float64)
+        risk = detached(risks[name]).astype(np.float64)
         own = risk.reshape(-1, risk.shape[-1] if risk.ndim > 1 else 1)
         if len(own) != len(duration) or own.shape[1] > n_causes:
             fix = "give one risk a row, or one for each cause"

@@ -66,9 +66,9 @@ def plot_effect_of_run(
     with opened(run, source, facts=facts, show=progress, label="moving values") as records:
         newest = newest_numbers(sampled_people(records, MOST_SUBJECTS))
         known = sorted(newest)
-        chosen = named_codes(code, known, where="codes with numbers")[1]
-        if len(chosen) > 1 or chosen[0] not in known:
-            fix = f"name one of {', '.join(known[:4])} …"
+        found = named_codes(code, known, where="code")[1] if isinstance(code, str) else []
+        if len(found) != 1 or found[0] not in known:
+            fix = f"name one, as in {', '.join(known[:3])}; ax= draws several into one figure"
             raise EhrseqError(f"{code!r} is not one code with numbers", where="code", fix=fix)
-        value, risk = value_effect(question, records, newest, chosen[0])
-    return plots.effect(value, risk, code=chosen[0], question=question.text, ax=ax)
+        value, risk = value_effect(question, records, newest, found[0])
+    return plots.effect(value, risk, code=found[0], question=question.text, ax=ax)

@@ -18,7 +18,7 @@ from ehrsequencing.api.progress import bar
 from ehrsequencing.config import DataConfig, format_days
 from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.durations import day_of
-from ehrsequencing.core.elsewhere import answering
+from ehrsequencing.core.elsewhere import Hinted, answering
 from ehrsequencing.core.errors import EhrseqError, refuse_idle
 from ehrsequencing.explain import Question, subject_record
 from ehrsequencing.explain.cohort import explain_cohort
@@ -277,7 +277,7 @@ def state_table(run: Run, records: NewRecords, *, at: str) -> pd.DataFrame:
 # ---- curves as step functions ----------------------------------------------------------------------------------------
 
 
-class StepFunction:
+class StepFunction(Hinted):
     """A curve that is constant between its points, as scikit-survival's users know it.
 
     Attributes:

@@ -1,6 +1,6 @@
 """A model: what a user sets (`ModelSettings`), what data and task decide (`ModelShape`), and both (`ModelConfig`)."""
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -122,6 +122,13 @@ class ModelShape(Settings):
 
 class ModelConfig(ModelSettings, ModelShape):
     """What a model is built from: settings and shape."""
+
+    if not TYPE_CHECKING:  # a type checker finds names that are not there by itself
+
+        def __getattr__(self, name: str) -> Any:
+            if name in _ELSEWHERE:
+                raise AttributeError(f"a configuration has no {name!r}: use {_ELSEWHERE[name]}")
+            return super().__getattr__(name)
 
     @classmethod
     def of(cls, settings: ModelSettings, shape: ModelShape) -> "ModelConfig":

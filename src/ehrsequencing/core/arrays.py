@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import IO, Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 Floats = NDArray[np.float64]
 Floats32 = NDArray[np.float32]
@@ -21,6 +21,15 @@ Bools = NDArray[np.bool_]
 
 LARGE_BYTES = 2**24  # from which on a scratch array lies in a file
 BLOCK_ROWS = 20_000  # rows that are worked on at once: no other array grows with their number
+
+
+def detached(values: ArrayLike) -> NDArray[Any]:
+    """Values as an array: also those of a tensor of torch that has a gradient, or lies on a GPU.
+
+    >>> detached([0.5, 1]).tolist()
+    [0.5, 1.0]
+    """
+    return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
 
 
 def offsets(owner: Ints, n_owners: int) -> Ints:

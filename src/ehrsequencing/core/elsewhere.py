@@ -42,7 +42,8 @@ def lacks(owner: str, name: str, known: Iterable[str]) -> str:
     """That a class or a module of the table has no such name, and what to use; Python itself asks for _names."""
     use = "" if name.startswith("_") else right_way(owner, name, known)
     hint = f": use {use}" if use else ""
-    return f"{_table()[owner]['called']} has no attribute {name!r}{hint}"
+    what = {"[]": "no items", "len()": "no length"}.get(name, f"no attribute {name!r}")
+    return f"{_table()[owner]['called']} has {what}{hint}"
 
 
 def missing_name(module: str, name: str, known: Iterable[str]) -> Exception:
@@ -73,6 +74,12 @@ class Hinted:
 
         def __getitem__(self, key: Any) -> Any:
             raise TypeError(lacks(_owner(self), "[]", ()))
+
+        def __len__(self) -> int:
+            raise TypeError(lacks(_owner(self), "len()", ()))
+
+        def __bool__(self) -> bool:
+            return True
 
 
 def answering(function: Called, name: str = "") -> Called:

@@ -18,7 +18,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ehrsequencing.core.arrays import Bools, Floats, Ints
+from ehrsequencing.core.arrays import Bools, Floats, Ints, detached
 from ehrsequencing.core.errors import EhrseqError
 
 
@@ -227,7 +227,7 @@ def checked_outcome(
     Raises:
         EhrseqError: No rows, shapes that differ, durations not finite or negative, causes outside 0..`n_causes`.
     """
-    given, codes = np.asarray(duration_days), np.asarray(cause)
+    given, codes = detached(duration_days), np.asarray(cause)
     is_elapsed = given.dtype.kind == "m"  # a difference of dates
     duration = (given / np.timedelta64(1, "D") if is_elapsed else given).astype(np.float64)
     weight = np.ones(duration.shape) if weights is None else np.asarray(weights, dtype=np.float64)

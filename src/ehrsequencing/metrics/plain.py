@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ehrsequencing.core.arrays import Floats, Ints
+from ehrsequencing.core.arrays import Floats, Ints, detached
 from ehrsequencing.core.durations import day_of, days_of
 from ehrsequencing.core.elsewhere import answering
 from ehrsequencing.core.errors import EhrseqError
@@ -27,7 +27,7 @@ from ehrsequencing.metrics.outcomes import ScoredRows
 
 def _rows(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, horizon: str | float) -> ScoredRows:
     """The rows with the event of interest as cause 1; nothing is predicted of the other causes."""
-    codes, own = whole_causes(cause), np.asarray(risk, dtype=np.float64)
+    codes, own = whole_causes(cause), detached(risk).astype(np.float64)
     if own.ndim != 1:
         raise EhrseqError(
             "expected one risk a row", where="risk", fix="give the risks by this horizon, (n,)"
@@ -43,7 +43,7 @@ def whole_causes(cause: ArrayLike) -> Ints:
     Raises:
         EhrseqError: One is a word, a fraction or missing.
     """
-    given = np.asarray(cause)
+    given = detached(cause)
     try:
         numbers = given.astype(np.float64)
     except (TypeError, ValueError):
@@ -59,7 +59,7 @@ def whole_causes(cause: ArrayLike) -> Ints:
 
 def _ranks(risk: ArrayLike) -> Floats:
     """Scores as numbers from 0 to 1 in the same order: only the order counts."""
-    score = np.asarray(risk, dtype=np.float64)
+    score = detached(risk).astype(np.float64)
     known = len(score) and np.isfinite(score).all()
     return discrimination.dense_rank(score) / len(score) if known else score
 
@@ -140,7 +140,7 @@ def observed_over_expected(
         >>> round(observed_over_expected([100, 200, 300, 400], [1, 1, 0, 0], [0.9, 0.2, 0.3, 0.1], horizon=250), 4)
         1.2808
     """
-    codes, risks = whole_causes(cause), np.asarray(risk, dtype=np.float64)
+    codes, risks = whole_causes(cause), detached(risk).astype(np.float64)
     risks = risks.reshape(len(risks), -1, 1)
     if int(codes.max(initial=0)) > risks.shape[1]:
         raise EhrseqError(

@@ -20,6 +20,7 @@ from safetensors.numpy import load_file, save
 
 from ehrsequencing.config import ValuesConfig
 from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints, Ints32, hash_u64
+from ehrsequencing.core.elsewhere import Hinted
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, read_json, write_bytes, write_json
 from ehrsequencing.records.codes import code_type
@@ -42,7 +43,7 @@ class _Made(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class Vocabulary(Hinted):
     """Tokens and value scales: all that is needed to encode a record as the training data was.
 
     The order of tokens: padding, unknown, the unknown token of each of `kinds`, `codes`; then code by code, for
