@@ -20,7 +20,7 @@ demo: .venv/core
 	$(BIN)/ehrseq demo --out demo
 
 test: .venv/dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --doctest-modules src tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --doctest-modules src tests
 
 test-all: .venv/dev
 	EXAMPLES=200 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --doctest-modules --override-ini "addopts=-q --strict-markers --strict-config -p no:anyio -p no:schemathesis" -m "not faults" src tests
@@ -49,7 +49,7 @@ notebooks: .venv/dev
 COVERAGE := $(BIN)/python -m coverage
 coverage: .venv/dev
 	$(COVERAGE) erase
-	OMP_NUM_THREADS=1 $(COVERAGE) run -m pytest -n 2 --doctest-modules src tests
+	OMP_NUM_THREADS=1 $(COVERAGE) run -m pytest -n 2 --dist worksteal --doctest-modules src tests
 	$(COVERAGE) combine --quiet
 	$(COVERAGE) report --sort=cover --skip-covered --fail-under=90
 

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from ehrsequencing.config import TaskConfig
-from ehrsequencing.predictors import boosted
+from ehrsequencing.core import arrays
+from ehrsequencing.predictors import boosted, features
 from ehrsequencing.predictors.boosted import BoostedVisits, Trees
-from ehrsequencing.predictors.features import feature_cuts, feature_range
-from ehrsequencing.predictors.history import has_people
+from ehrsequencing.predictors.features import UNKNOWN, feature_cuts, feature_range
+from ehrsequencing.predictors.history import has_people, history_features
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from helpers.baselines import given_to, with_rows
@@ -79,13 +80,14 @@ def fitted_trees(leaves: int = 8, seed: int = 0) -> tuple[lightgbm.Booster, np.n
 @pytest.mark.parametrize("leaves", [2, 8, 31])
 def test_trees_answer_as_lightgbm_does(leaves: int) -> None:
     booster, x = fitted_trees(leaves)
-    other = np.concatenate([x, x[::-1] + np.float32(0.5), np.full((3, 6), np.nan, np.float32)])
+    other = np.concatenate([x, x[::-1, [1, 2, 3, 4, 0, 5]], np.full((3, 6), np.nan, np.float32)])
     other[-3:, 5] = 7.0
+    bins = np.where(np.isnan(other), UNKNOWN, other).astype(np.uint8)
     for number in (1, 2, 17, 30):
         trees = Trees.from_lightgbm(booster, np.arange(6), start=0.25, trees=number)
         theirs = np.exp(0.25) * booster.predict(other, num_iteration=number)
-        np.testing.assert_allclose(trees.predict(other), theirs, rtol=1e-12)
-    assert len(np.unique(trees.predict(other))) > 5
+        np.testing.assert_allclose(trees.predict(bins), theirs, rtol=1e-12)
+    assert len(np.unique(trees.predict(bins))) > 5
     # what no training row lacked goes where more rows went
     nodes = np.flatnonzero((trees.feature[0] == 5) & (trees.left[0] != np.arange(trees.feature.shape[1])))
     for node in nodes:
@@ -96,18 +98,24 @@ def test_trees_answer_as_lightgbm_does(leaves: int) -> None:
 def test_no_tree_is_the_start_alone() -> None:
     booster, x = fitted_trees()
     trees = Trees.from_lightgbm(booster, np.arange(6), start=-1.5, trees=0)
-    np.testing.assert_array_equal(trees.predict(x), np.exp(-1.5))
+    x = np.nan_to_num(x)
+    np.testing.assert_array_equal(trees.predict(x.astype(np.uint8)), np.exp(-1.5))
 
 
 def test_boosting_stops_where_the_watched_rows_like_it_best() -> None:
     """Watched rows without any relation to the features want no tree."""
     rng = np.random.default_rng(0)
-    x = rng.integers(0, 8, (4000, 3)).astype(np.float32)
+    x = rng.integers(0, 8, (4000, 2)).astype(np.uint8)
+    part = rng.integers(0, 2, 4000)
     expected = rng.uniform(0.1, 0.3, 4000)
     event = rng.random(4000) < expected * np.exp(0.3 * (x[:, 0] - 3.5))
-    fitted = boosted._Counts(x[:2000], event[:2000], expected[:2000])
-    others = boosted._Counts(x[2000:], event[2000:], expected[2000:])
-    against = boosted._Counts(7 - x[2000:], event[2000:], expected[2000:])
+
+    def counts(bins: np.ndarray, some: slice) -> boosted.Counts:
+        design = boosted.PeriodBins(bins, np.arange(4000)[some], part[some])
+        return boosted.Counts(design, event[some], expected[some])
+
+    fitted, others = counts(x, slice(0, 2000)), counts(x, slice(2000, 4000))
+    against = counts(7 - x, slice(2000, 4000))
     trial = boosted.TRIALS[0] | {"feature_fraction": 1.0}
     few, nothing = boosted.boosting(fitted, against, np.arange(3), trial, seed=0)
     many, loss = boosted.boosting(fitted, others, np.arange(3), trial, seed=0)
@@ -116,11 +124,73 @@ def test_boosting_stops_where_the_watched_rows_like_it_best() -> None:
     assert loss < nothing
 
     def poisson(trees: Trees) -> float:
-        mu = trees.predict(others.design) * others.expected
+        mu = trees.predict(others.design[:]) * others.expected
         return float((mu - others.event * np.log(mu / others.expected)).sum() / others.expected.sum())
 
     assert poisson(many) == pytest.approx(loss, rel=1e-5)
     assert poisson(few) == pytest.approx(nothing, rel=1e-5)
+
+
+def many_periods(n: int = 6000) -> tuple[boosted.PeriodBins, np.ndarray, np.ndarray]:
+    """Periods, two for each row of bins, some unknown; what is expected in them; and events."""
+    rng = np.random.default_rng(1)
+    bins = rng.integers(0, 8, (n // 2, 4)).astype(np.uint8)
+    bins[rng.random(bins.shape) < 0.1] = UNKNOWN
+    row, part = np.repeat(np.arange(n // 2), 2), np.tile([0, 1], n // 2)
+    expected = rng.uniform(0.1, 0.3, n)
+    event = rng.random(n) < expected * np.exp(0.3 * (bins[row, 0] % 8 - 3.5) + 0.5 * part)
+    return boosted.PeriodBins(bins, row, part), expected, event
+
+
+def test_rows_that_come_in_parts_are_stored_as_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    design, expected, event = many_periods()
+    settings = boosted._ALWAYS | {"num_leaves": 8, "seed": 0}
+    texts = []
+    for most in (10**6, 2500):  # cells; the sample holds every bin
+        monkeypatch.setattr(boosted, "MOST_AT_ONCE", most)
+        again = boosted.PeriodBins(design.bins, design.row, design.part)
+        data = boosted.Counts(again, event, expected).dataset(np.arange(5), settings, 0.1)
+        assert data.num_data() == len(design)
+        texts.append(lightgbm.train(settings, data, 10).model_to_string())
+    assert texts[0] == texts[1]
+
+
+def test_trees_that_look_at_a_draw_each_expect_what_happened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The draw does not move the mean, and costs little likelihood; a draw of events alone would move it."""
+    design, expected, event = many_periods(12_000)
+    watched, others = slice(0, 6000), slice(6000, 12_000)
+    start, n = np.log(event[others].sum() / expected[others].sum()), expected[watched].sum()
+    without = np.exp(start) - event[watched].sum() * start / n
+    gains = []
+    for most in (10**6, 7500):
+        monkeypatch.setattr(boosted, "MOST_AT_ONCE", most)
+        fitted, tuning = (
+            boosted.Counts(
+                boosted.PeriodBins(design.bins, design.row[some], design.part[some]), event[some], expected[some]
+            )
+            for some in (others, watched)
+        )
+        trial = boosted.TRIALS[0] | {"learning_rate": 0.1, "feature_fraction": 1.0}
+        trees, loss = boosted.boosting(fitted, tuning, np.arange(5), trial, seed=0)
+        mu = trees.predict(fitted.design[:]) * fitted.expected
+        assert mu.sum() == pytest.approx(event[others].sum(), rel=0.03)
+        gains.append(without - loss)
+    assert len(trees.feature) > 5
+    assert gains[1] > 0.8 * gains[0] > 0
+
+
+def test_features_made_in_parts_are_those_of_all_rows(
+    prepared: Prepared, task: TaskConfig, train: TaskRecords, tuning: TaskRecords, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cuts come from a draw; bins and covariates are those of every row under these cuts."""
+    made = given_to(task, prepared, train, tuning)
+    monkeypatch.setattr(features, "MOST_CUT_CELLS", 20_000)
+    monkeypatch.setattr(arrays, "BLOCK_ROWS", 37)
+    parts = replace(made, made=None).features
+    history = history_features(train, prepared.vocabulary, chosen=parts.rows, columns=parts.columns)
+    assert len(parts.rows) == len(train)
+    np.testing.assert_array_equal(parts.bins, features.binned(history, parts.cuts))
+    np.testing.assert_array_equal(parts.x, parts.design(history[parts.linear]))
 
 
 Cuts = Callable[..., np.ndarray]

@@ -94,7 +94,7 @@ def test_gradient_and_information_are_finite_differences(seed: int) -> None:
     for f, step in enumerate(np.eye(3) * 1e-5):
         up, down = ours(rows, beta + step), ours(rows, beta - step)
         assert gradient[f] == pytest.approx((up[0] - down[0]) / 2e-5, rel=1e-6, abs=1e-5)
-        np.testing.assert_allclose(curvature[f], -(up[1] - down[1]) / 2e-5, rtol=1e-6, atol=1e-5)
+        np.testing.assert_allclose(curvature[f], -(up[1] - down[1]) / 2e-5, rtol=1e-5, atol=1e-4)
 
 
 def test_scikit_survival_finds_the_same_coefficients() -> None:

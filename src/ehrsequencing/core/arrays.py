@@ -18,9 +18,10 @@ Floats32 = NDArray[np.float32]
 Ints = NDArray[np.int64]
 Ints32 = NDArray[np.int32]
 Bools = NDArray[np.bool_]
+Bytes = NDArray[np.uint8]
 
 LARGE_BYTES = 2**24  # from which on a scratch array lies in a file
-BLOCK_ROWS = 20_000  # rows that are worked on at once: no other array grows with their number
+BLOCK_ROWS = 5_000  # rows that are worked on at once: no other array grows with their number
 
 
 def detached(values: ArrayLike) -> NDArray[Any]:
@@ -149,8 +150,8 @@ def scratch(*shape: int) -> Floats:
 def row_blocks(count: int) -> Iterator[slice]:
     """Slices of at most `BLOCK_ROWS` rows, one after another.
 
-    >>> [(some.start, some.stop) for some in row_blocks(30_000)]
-    [(0, 20000), (20000, 30000)]
+    >>> [(some.start, some.stop) for some in row_blocks(8_000)]
+    [(0, 5000), (5000, 8000)]
     """
     return (slice(at, min(at + BLOCK_ROWS, count)) for at in range(0, count, BLOCK_ROWS))
 

@@ -193,7 +193,7 @@ def _add_moves(
             continue
         own = _own(records.rows, subject)[: row["now"] + 1]
         places = np.searchsorted(record_of[who].prediction_us, records.rows.prediction_us[own])
-        at = row["horizons_days"].index(question.horizon_days)
+        at = row["horizons_days"].index(row["risk_horizon_days"])
         risk = [risks[at] for risks in row["curves"][question.cause_name]][: row["now"] + 1]
         largest = sorted(np.argsort(-np.abs(np.diff(risk)), kind="stable")[:MOVES].tolist())
         row["moves"] = []

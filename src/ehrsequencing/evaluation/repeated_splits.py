@@ -44,10 +44,8 @@ TRAIN, TUNING = 0.65, 0.15  # held out: 0.2; the tuning subjects come from the 8
 LARGEST_UNDEFINED_SHARE = 0.05
 
 
-def corrected_interval(
-    values: ArrayLike, ratio: float, *, level: float = 0.95
-) -> tuple[float, float, float]:
-    """Mean over J random splits with the interval of Nadeau and Bengio.
+def corrected_interval(values: ArrayLike, ratio: float) -> tuple[float, float, float]:
+    """Mean over J random splits with the 95 % interval of Nadeau and Bengio.
 
         mean ± t_{J−1} · sqrt((1/J + n_test/n_train) · s²)
 
@@ -57,7 +55,6 @@ def corrected_interval(
     Args:
         values: (J,) one a split; NaN where it is undefined. Undefined in more than 5 % of the splits: undefined.
         ratio: n_test / n_train.
-        level: Of the interval.
 
     Returns:
         Mean, lower and upper limit; the limits are NaN with fewer than two splits.
@@ -77,7 +74,7 @@ def corrected_interval(
         return mean, np.nan, np.nan
     from scipy.special import stdtrit  # which a single evaluation need not load
 
-    half = stdtrit(count - 1, (1 + level) / 2) * np.sqrt((1 / count + ratio) * defined.var(ddof=1))
+    half = stdtrit(count - 1, 0.975) * np.sqrt((1 / count + ratio) * defined.var(ddof=1))
     return mean, mean - float(half), mean + float(half)
 
 

@@ -144,7 +144,7 @@ def subject_records(
             yield SubjectRecord(alone, replace(own, subject=np.zeros(len(own), dtype=np.int64)))
 
 
-def subject_record(records: NewRecords, subject: int, *, where: str = "subject") -> SubjectRecord:
+def subject_record(records: NewRecords, subject: int) -> SubjectRecord:
     """The record of one subject.
 
     Raises:
@@ -154,7 +154,7 @@ def subject_record(records: NewRecords, subject: int, *, where: str = "subject")
         return record
     raise EhrseqError(
         "no such subject, or it has no prediction time",
-        where=where,
+        where="subject",
         fix="name a subject_id of the predictions for these data",
     )
 

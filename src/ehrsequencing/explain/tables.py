@@ -15,7 +15,6 @@ from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.outputs import EXPLANATION, output_file
 from ehrsequencing.explain.deletions import (
     KINDS,
-    PAIRED_CODES,
     Deletion,
     Effect,
     change,
@@ -55,7 +54,6 @@ def explain_subject(
     *,
     row: int = -1,
     kinds: Sequence[str] = (*KINDS, CHANGE),
-    paired_codes: int = PAIRED_CODES,
 ) -> tuple[Deletion, pa.Table]:
     """Every effect on one risk, with attention weights beside those of a code in a visit.
 
@@ -65,13 +63,12 @@ def explain_subject(
         row: Which prediction time, by its number; default: the last.
         kinds: Some of `deletions.KINDS`, and `CHANGE` for the rows that add up to the change since the prediction time
             before.
-        paired_codes: How many codes are paired.
 
     Returns:
         The effects, and a table with the columns of `COLUMNS`, sorted by kind and size.
     """
     row = row % len(record.moments)
-    removed = deletion(question, record, row=row, kinds=kinds, paired_codes=paired_codes)
+    removed = deletion(question, record, row=row, kinds=kinds)
     attention = _attention(question, record, row) if "code in visit" in kinds else {}
     rows = [_row(effect, record, attention) for effect in removed.effects]
     if CHANGE in kinds and row > 0:

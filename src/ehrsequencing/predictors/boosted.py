@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints
+from ehrsequencing.core.arrays import Bools, Bytes, Floats, Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.predictors.features import MOST_BINS, before_pairs, binned
+from ehrsequencing.predictors.features import MOST_BINS, UNKNOWN, before_pairs, binned
 from ehrsequencing.predictors.fitting_data import FittingData, kind_of
 from ehrsequencing.predictors.history import FeatureSpec
 from ehrsequencing.predictors.of_history import OfHistory
@@ -24,7 +24,9 @@ TIME_PARTS = 2  # within which the factor is constant; the cohort's own hazard k
 # tuning subjects with the event; fewer choose the worse setting (PBC2: 46 people made it worse)
 EVENTS_TO_TRY = 500
 UNWATCHED_TREES = 100  # of a cause that no tuning subject had: nothing says when to stop
-_CHUNK_ROWS = 1024  # rows that walk through all trees together: what fits the cache
+# periods × columns: by which LightGBM chooses how it stores them (some 16 bytes each), and that a tree looks at
+MOST_AT_ONCE = 24_000_000
+_CHUNK_ROWS = 4096  # rows that walk through all trees together: what fits the cache
 MOST_TREES = 500  # of a cause
 PATIENCE = 25  # trees without a gain for tuning subjects, after which it stops
 _FEW_ROWS = 20_000  # below, threads wait for one another longer than they work
@@ -75,13 +77,13 @@ class Trees:
 
         f(x) = exp(start + Σ_t value_t(leaf of x in tree t))
 
-    At an inner node a row goes left where its feature is at most the threshold, or unknown and `missing_left`. A leaf
-    is its own left and right.
+    At an inner node a row goes left where the bin of its feature is at most the threshold, or `UNKNOWN` and
+    `missing_left`. A leaf is its own left and right.
 
     Attributes:
         start: () the sum before the first tree.
         feature: (T, n) column that a node looks at.
-        threshold: (T, n) float64.
+        threshold: (T, n) float64, from −1 to 254.
         missing_left: (T, n) where rows without the feature go.
         left: (T, n) number of the left child.
         right: (T, n) of the right one.
@@ -150,34 +152,32 @@ class Trees:
             np.zeros(shape),
         )
 
-    def predict(self, design: Floats32) -> Floats:
-        """F of each row of (r, columns); NaN = unknown."""
-        out = np.empty(len(design))
+    def predict(self, design: Bytes) -> Floats:
+        """F of each row of (r, columns) bins."""
+        total = np.full(len(design), float(self.start))
         for first in range(0, len(design), _CHUNK_ROWS):
-            part = slice(first, first + _CHUNK_ROWS)
-            out[part] = self._walk(np.asarray(design[part], dtype=np.float64))
-        return out
+            some = slice(first, first + _CHUNK_ROWS)
+            self._add_leaves(np.ascontiguousarray(design[some].T), total[some])
+        return np.asarray(np.exp(total))
 
-    def _walk(self, x: Floats) -> Floats:
-        feature, threshold, value = (
-            nodes.ravel() for nodes in (self.feature, self.threshold, self.value)
-        )
-        missing_left, left, right = (
-            nodes.ravel() for nodes in (self.missing_left, self.left, self.right)
-        )
-        root = np.arange(len(self.feature))[:, None] * self.feature.shape[1]
-        row, node = np.arange(len(x)), np.repeat(root, len(x), axis=1)
-        while True:
-            known = x[row, feature[node]]
-            goes_left = np.where(np.isnan(known), missing_left[node], known <= threshold[node])
-            child = root + np.where(goes_left, left[node], right[node])
-            if (child == node).all():
-                break
-            node = child
-        total = np.full(len(x), float(self.start))
-        for leaf in node:  # one tree after another, as they were added in training
-            total += value[leaf]
-        return np.asarray(np.exp(total), dtype=np.float64)
+    def _add_leaves(self, bins: Bytes, total: Floats) -> None:
+        """Add the leaf of each tree, in order, to the sums (r,) of rows whose bins (columns, r) are given.
+
+        A child comes after its parent, so that one pass over a tree's nodes brings each row to its leaf.
+        """
+        after = bins + np.uint8(1)  # what is not known comes first: 255 + 1 = 0
+        inner = self.left != np.arange(self.left.shape[1])
+        highest = np.clip(np.floor(self.threshold), -1, UNKNOWN - 1).astype(np.int64)
+        kind = np.min_scalar_type(self.left.shape[1])
+        for t, value in enumerate(self.value):
+            node = np.zeros(len(total), dtype=kind)
+            for n in np.flatnonzero(inner[t]).tolist():
+                missing_left = int(self.missing_left[t, n])
+                known = (after if missing_left else bins)[self.feature[t, n]]
+                goes_left = known <= int(highest[t, n]) + missing_left
+                left, right = kind.type(self.left[t, n]), kind.type(self.right[t, n])
+                node = np.where(node == n, np.where(goes_left, left, right), node)
+            total += value[node]
 
 
 @dataclass(frozen=True)
@@ -197,8 +197,74 @@ class Periods:
     cause: Ints
 
 
+class PeriodBins:
+    """Bins of features and the part of time of P periods (P, used + 1): a matrix of which some rows at a time exist.
+
+    Args:
+        bins: (r, used) of the prediction times.
+        row: (P,) prediction time of each period.
+        part: (P,) part of time.
+    """
+
+    def __init__(self, bins: Bytes, row: Ints, part: Ints) -> None:
+        self.bins, self.row, self.part = bins, row, part
+        self._seen: Ints | None = None
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def __getitem__(self, some: slice | Ints) -> Bytes:
+        """(p, used + 1) of some periods."""
+        part = self.part[some].astype(np.uint8)[:, None]
+        return np.concatenate([self.bins[self.row[some]], part], axis=1)
+
+    def numbers(self, some: slice | Ints, seen: Ints) -> Floats32:
+        """(p, seen) some columns of some periods; NaN = not known."""
+        bins = self[some][:, seen].astype(np.float32)
+        bins[bins == UNKNOWN] = np.nan
+        return bins
+
+    def dataset(self, seen: Ints, settings: dict[str, Any], reference: Any = None) -> Any:
+        """LightGBM's copy of some columns, made once for all causes.
+
+        Args:
+            seen: Which columns.
+            settings: Of the boosting.
+            reference: The copy of the training rows, for other rows.
+        """
+        if self._seen is None or not np.array_equal(self._seen, seen):
+            self._seen, self._dataset = seen, self._made(seen, settings, reference)
+        return self._dataset
+
+    def _made(self, seen: Ints, settings: dict[str, Any], reference: Any) -> Any:
+        lightgbm = _lightgbm()
+
+        def of(data: Any, rows: int, reference: Any) -> Any:
+            made = lightgbm.Dataset(data, np.zeros(rows), params=settings, reference=reference)
+            return made.construct()
+
+        most = max(1, MOST_AT_ONCE // len(seen))
+        if len(self) <= most:
+            return of(self.numbers(slice(None), seen), len(self), reference)
+        if reference is None:
+            some = np.linspace(0, len(self) - 1, most).astype(np.int64)
+            reference = of(self.numbers(some, seen), most, None)
+        whole = self
+
+        class Columns(lightgbm.Sequence):  # type: ignore[misc, name-defined]
+            batch_size = 4096
+
+            def __len__(self) -> int:
+                return len(whole)
+
+            def __getitem__(self, some: slice) -> Floats32:
+                return whole.numbers(some, seen)
+
+        return of(Columns(), len(self), reference)
+
+
 @dataclass(frozen=True)
-class _Counts:
+class Counts:
     """Rows of a Poisson regression: events where so many are expected.
 
     Attributes:
@@ -207,13 +273,22 @@ class _Counts:
         expected: (P,)
     """
 
-    design: Floats32
+    design: PeriodBins
     event: Bools
     expected: Floats
 
+    def dataset(
+        self, seen: Ints, settings: dict[str, Any], start: float, reference: Any = None
+    ) -> Any:
+        """LightGBM's copy of some columns, with these counts."""
+        made = self.design.dataset(seen, settings, reference)
+        made.set_label(self.event / self.expected)
+        made.set_weight(self.expected)
+        return made.set_init_score(np.full(len(self.event), start))
+
 
 def boosting(
-    fitted: _Counts, watched: _Counts | None, seen: Ints, trial: dict[str, Any], *, seed: int
+    fitted: Counts, watched: Counts | None, seen: Ints, trial: dict[str, Any], *, seed: int
 ) -> tuple[Trees, float]:
     """Boost the trees of one trial; and the loss of the watched rows.
 
@@ -227,19 +302,11 @@ def boosting(
     lightgbm = _lightgbm()
     settings = {name: value for name, value in (_ALWAYS | trial).items() if name != "pairs"}
     settings |= {"seed": seed, "num_threads": 1 if len(fitted.event) < _FEW_ROWS else 0}
+    most = MOST_AT_ONCE / len(seen)
+    if len(fitted.event) > most:  # each tree has a draw of its own
+        settings |= {"bagging_fraction": most / len(fitted.event), "bagging_freq": 1}
     start = float(np.log(fitted.event.sum() / fitted.expected.sum()))
-
-    def dataset(counts: _Counts, reference: Any) -> Any:
-        return lightgbm.Dataset(
-            counts.design[:, seen],
-            counts.event / counts.expected,
-            weight=counts.expected,
-            init_score=np.full(len(counts.event), start),
-            params=settings,
-            reference=reference,
-        )
-
-    train = dataset(fitted, None)
+    train = fitted.dataset(seen, settings, start)
     if watched is None:
         booster = lightgbm.train(settings, train, UNWATCHED_TREES)
         return Trees.from_lightgbm(booster, seen, start=start, trees=UNWATCHED_TREES), np.inf
@@ -247,7 +314,7 @@ def boosting(
         settings,
         train,
         MOST_TREES,
-        valid_sets=[dataset(watched, train)],
+        valid_sets=[watched.dataset(seen, settings, start, train)],
         callbacks=[lightgbm.early_stopping(PATIENCE, verbose=False)],
     )
     loss = booster.best_score["valid_0"]["poisson"]
@@ -342,8 +409,8 @@ class BoostedVisits(OfHistory):
             made.periods(data.train.rows, features.rows, cohort),
             made.periods(data.tuning.rows, features.tuning_rows, cohort),
         )
-        design = _design(features.bins, periods.row, periods.part)
-        watched_design = _design(features.tuning_bins, watched.row, watched.part)
+        design = PeriodBins(features.bins, periods.row, periods.part)
+        watched_design = PeriodBins(features.tuning_bins, watched.row, watched.part)
         tuning = data.tuning.rows
         for e in range(made.n_causes):
             event, watched_event = periods.cause == e + 1, watched.cause == e + 1
@@ -352,8 +419,8 @@ class BoostedVisits(OfHistory):
                 continue
             made.trees.append(
                 made._boosted(
-                    _Counts(design, event, periods.expected[e]),
-                    _Counts(watched_design, watched_event, watched.expected[e]),
+                    Counts(design, event, periods.expected[e]),
+                    Counts(watched_design, watched_event, watched.expected[e]),
                     data,
                     people=len(np.unique(tuning.subject[tuning.cause == e + 1])),
                 )
@@ -363,9 +430,7 @@ class BoostedVisits(OfHistory):
         )
         return made
 
-    def _boosted(
-        self, fitted: _Counts, watched: _Counts, data: FittingData, *, people: int
-    ) -> Trees:
+    def _boosted(self, fitted: Counts, watched: Counts, data: FittingData, *, people: int) -> Trees:
         """The trees of one cause: those of the trial that the tuning subjects like best, as many as they like."""
         is_seen = np.append(self.used < before_pairs(self.columns), True)  # the part of time, too
         best, trees = np.inf, None
@@ -396,23 +461,19 @@ class BoostedVisits(OfHistory):
             row, part, expected[:, row, part], np.where(last[row] == part, cause[row], 0)
         )
 
-    def _factor(self, bins: Floats32) -> Floats:
+    def _factor(self, bins: Bytes) -> Floats:
         """(r, causes, bins) what multiplies the base, of rows with these bins of features (r, used)."""
-        shape = (len(bins), int(self.part_of[-1]) + 1)
-        row, part = (place.ravel() for place in np.indices(shape))
-        design = _design(bins, row, part)
-        parts = [
-            np.ones(shape) if trees is None else trees.predict(design).reshape(shape)
-            for trees in self.trees
-        ]
-        return np.stack(parts, axis=1)[:, :, self.part_of]
+        parts = int(self.part_of[-1]) + 1
+        factor = np.ones((len(bins), self.n_causes, parts))
+        design = np.concatenate([bins, bins[:, :1]], axis=1)
+        for part in range(parts):
+            design[:, -1] = part
+            for e, trees in enumerate(self.trees):
+                if trees is not None:
+                    factor[:, e, part] = trees.predict(design)
+        return factor[:, :, self.part_of]
 
     def of_history(self, history: Floats32, rows: TaskRows) -> Floats:
         """See `OfHistory`."""
         factor = self._factor(binned(history, self.cuts))
         return self.base[kind_of(rows, np.arange(len(rows)))] * factor
-
-
-def _design(bins: Floats32, row: Ints, part: Ints) -> Floats32:
-    """(P, used + 1) of some rows in some parts of time: the number of each feature's bin, and the part."""
-    return np.concatenate([bins[row], part.astype(np.float32)[:, None]], axis=1)

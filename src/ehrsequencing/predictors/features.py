@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from ehrsequencing.core.arrays import Floats, Floats32, Ints
+from ehrsequencing.core.arrays import Bytes, Floats, Floats32, Ints, row_blocks
 from ehrsequencing.predictors.history import (
     AGE_KNOTS_YEARS,
     OF_CODE,
@@ -23,8 +23,10 @@ from ehrsequencing.records.vocabulary import Vocabulary
 
 MOST_PAIRS = 120  # code pairs with features of their own
 MOST_BINS = 64  # of a feature
+UNKNOWN = 255  # the bin of what is not known
 MOST_CELLS = 80_000_000  # training rows × features of trees; above, rows are drawn at random
 MOST_LINEAR_CELLS = 8_000_000  # the same of Cox, and of the tuning rows of both
+MOST_CUT_CELLS = 32_000_000  # the same of the rows by which features are cut into bins
 # first parts of the names of features whose logarithm is used
 _SKEWED = (
     "days_",
@@ -44,7 +46,7 @@ class Features:
         cuts: Where each is cut into bins; a feature without a cut is not used by trees.
         design: Features → covariates of a linear model.
         rows: (r,) training rows, all or a draw.
-        bins: (r, used) number of the bin of each cut feature; NaN = not known.
+        bins: (r, used) number of the bin of each cut feature, or `UNKNOWN`.
         linear: (l,) places among these rows of those that have covariates.
         x: (l, D) their covariates.
         tuning_rows: (t,) tuning rows, all or a draw.
@@ -56,11 +58,11 @@ class Features:
     cuts: list[Floats]
     design: LinearDesign
     rows: Ints
-    bins: Floats32
+    bins: Bytes
     linear: Ints
     x: Floats
     tuning_rows: Ints
-    tuning_bins: Floats32
+    tuning_bins: Bytes
     tuning_x: Floats
 
     @classmethod
@@ -83,23 +85,34 @@ class Features:
             enough: Training subjects that every stored name and number must come from.
         """
         columns = fit_feature_spec(train, vocabulary, max_pairs=MOST_PAIRS, enough=enough)
-        width = len(columns) + 1
-        rows = draw(np.arange(len(train)), max(1, MOST_CELLS // width))
-        linear = draw(np.arange(len(rows)), max(1, MOST_LINEAR_CELLS // width))
-        tuning_rows = draw(np.arange(len(tuning)), max(1, MOST_LINEAR_CELLS // width))
-        history = history_features(train, vocabulary, chosen=rows, columns=columns)
+
+        def most(cells: int) -> int:
+            return max(1, cells // (len(columns) + 1))
+
+        rows = draw(np.arange(len(train)), most(MOST_CELLS))
+        linear = draw(np.arange(len(rows)), most(MOST_LINEAR_CELLS))
+        tuning_rows = draw(np.arange(len(tuning)), most(MOST_LINEAR_CELLS))
+        some, owner = draw(np.arange(len(rows)), most(MOST_CUT_CELLS)), train.rows.subject[rows]
+        history = history_features(train, vocabulary, chosen=rows[some], columns=columns)
+        cuts = [feature_cuts(one, owner[some], most=MOST_BINS, enough=enough) for one in history.T]
+        if len(some) == len(rows):
+            bins, of_linear = binned(history, cuts), history[linear]
+        else:
+            bins = np.empty((len(rows), sum(len(one) > 0 for one in cuts)), dtype=np.uint8)
+            for part in row_blocks(len(rows)):
+                history = history_features(train, vocabulary, chosen=rows[part], columns=columns)
+                bins[part] = binned(history, cuts)
+            of_linear = history_features(train, vocabulary, chosen=rows[linear], columns=columns)
         watched = history_features(tuning, vocabulary, chosen=tuning_rows, columns=columns)
-        owner = train.rows.subject[rows]
-        cuts = [feature_cuts(one, owner, most=MOST_BINS, enough=enough) for one in history.T]
-        design = LinearDesign.fit(history[linear], columns, owner[linear], enough=enough)
+        design = LinearDesign.fit(of_linear, columns, owner[linear], enough=enough)
         return cls(
             columns,
             cuts,
             design,
             rows,
-            binned(history, cuts),
+            bins,
             linear,
-            design(history[linear]),
+            design(of_linear),
             tuning_rows,
             binned(watched, cuts),
             design(watched),
@@ -125,13 +138,13 @@ def before_pairs(columns: FeatureSpec) -> int:
     return len(columns) - len(OF_CODE) * len(columns.pairs)
 
 
-def binned(history: Floats32, cuts: list[Floats]) -> Floats32:
-    """(r, F) features → (r, used) number of the bin of each feature that is cut; NaN = not known."""
+def binned(history: Floats32, cuts: list[Floats]) -> Bytes:
+    """(r, F) features → (r, used) number of the bin of each feature that is cut; `UNKNOWN` = not known."""
     used = np.flatnonzero([len(one) > 0 for one in cuts])
-    out = np.empty((len(history), len(used)), dtype=np.float32)
+    out = np.empty((len(history), len(used)), dtype=np.uint8)
     for place, column in enumerate(used.tolist()):
         known = history[:, column]
-        out[:, place] = np.where(np.isnan(known), np.nan, np.searchsorted(cuts[column], known))
+        out[:, place] = np.where(np.isnan(known), UNKNOWN, np.searchsorted(cuts[column], known))
     return out
 
 

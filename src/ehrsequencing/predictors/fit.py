@@ -151,22 +151,24 @@ class AgeAndSex(Predictor):
             yield rows, self.base[kind_of(part.rows, np.arange(len(part)))] * factor
 
 
-def fit_poisson(x: Floats, events: Floats, exposure: Floats, *, ridge: float = 1e-4) -> Floats:
+RIDGE = 1e-4  # penalty of each coefficient but the intercept
+
+
+def fit_poisson(x: Floats, events: Floats, exposure: Floats) -> Floats:
     """Poisson regression of events during an exposure, by Newton's method with halved steps.
 
-        minimise  (1 / Σ t) Σ (t_i exp(η_i) − n_i η_i) + ½ ridge |β|²      η = β_0 + x β, β_0 free
+        minimise  (1 / Σ t) Σ (t_i exp(η_i) − n_i η_i) + ½ RIDGE |β|²      η = β_0 + x β, β_0 free
 
     Args:
         x: (r, c) covariates.
         events: (r,) n, at least one.
         exposure: (r,) t, above 0.
-        ridge: Penalty of each coefficient but the intercept.
 
     Returns:
         (1 + c,) intercept and coefficients.
     """
     design = np.column_stack([np.ones(len(x)), x])
-    penalty = np.r_[0.0, np.full(x.shape[1], ridge)]
+    penalty = np.r_[0.0, np.full(x.shape[1], RIDGE)]
     beta = np.r_[np.log(events.sum() / exposure.sum()), np.zeros(x.shape[1])]
     weight, rate = exposure / exposure.sum(), events / exposure
     step, loss = np.zeros_like(beta), np.inf

@@ -53,7 +53,7 @@ class CoxHazards(OfHistory):
         """See `OfHistory`."""
         z = self.design(history)
         scores = [
-            np.clip(((z - mean) / scale) @ beta, *bounds)
+            np.clip(z @ (beta / scale) - mean @ (beta / scale), *bounds)
             for mean, scale, beta, bounds in zip(
                 self.mean, self.scale, self.beta, self.bounds, strict=True
             )

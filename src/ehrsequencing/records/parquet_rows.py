@@ -69,13 +69,14 @@ def read_table(
     return table
 
 
-def read_batches(
-    path: Path, columns: Sequence[str], *, rows: int = 1 << 17
-) -> Iterator[pa.RecordBatch]:
-    """Some columns of a Parquet file, so many rows at a time, each batch validated, with one clear error as above."""
+ROWS_OF_BATCH = 1 << 17
+
+
+def read_batches(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Some columns of a Parquet file in batches, each validated, with one clear error as above."""
     try:
         with pq.ParquetFile(path, page_checksum_verification=True, pre_buffer=False) as file:
-            for batch in file.iter_batches(rows, columns=list(columns)):
+            for batch in file.iter_batches(ROWS_OF_BATCH, columns=list(columns)):
                 batch.validate(full=True)
                 yield batch
     except _DAMAGED as error:

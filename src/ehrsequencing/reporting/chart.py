@@ -150,30 +150,20 @@ class Chart:
         """A straight line."""
         self.drawn.append(_line(self.x(x1), self.y(y1), self.x(x2), self.y(y2), style))
 
-    def whisker(
-        self, kind: int, x: tuple[float, float], y: tuple[float, float], style: str = ""
-    ) -> None:
+    def whisker(self, kind: int, x: tuple[float, float], y: tuple[float, float]) -> None:
         """The interval of an estimate of series `kind`, from (x[0], y[0]) to (x[1], y[1])."""
-        self.line(x[0], y[0], x[1], y[1], f"whisker m{_shape_of(kind)} {style}".rstrip())
+        self.line(x[0], y[0], x[1], y[1], f"whisker m{_shape_of(kind)}")
 
-    def bar(
-        self, x: tuple[float, float], top: float, bottom: float, style: str, hover: str = ""
-    ) -> None:
+    def bar(self, x: tuple[float, float], top: float, bottom: float, style: str) -> None:
         """A rectangle over the range `x`."""
         left, wide, high = self.x(min(x)), abs(self.x(x[1]) - self.x(x[0])), self.y(top)
         size = f'width="{wide:.1f}" height="{self.y(bottom) - high:.1f}"'
-        self.drawn.append(
-            f'<rect x="{left:.1f}" y="{high:.1f}" {size} class="{style}">{_hover(hover)}</rect>'
-        )
+        self.drawn.append(f'<rect x="{left:.1f}" y="{high:.1f}" {size} class="{style}"/>')
 
-    def path(
-        self, x: Sequence[float], y: Sequence[float], style: str = "", opacity: float = 1.0
-    ) -> None:
+    def path(self, x: Sequence[float], y: Sequence[float], style: str = "") -> None:
         """A line through points."""
         steps = " ".join(f"{self.x(a):.1f},{self.y(b):.1f}" for a, b in zip(x, y, strict=True))
-        self.drawn.append(
-            f'<polyline points="{steps}" class="{f"line {style}".rstrip()}" opacity="{opacity:.2f}"/>'
-        )
+        self.drawn.append(f'<polyline points="{steps}" class="{f"line {style}".rstrip()}"/>')
 
     def band(
         self, x: Sequence[float], low: Sequence[float], high: Sequence[float], style: str = ""
@@ -199,12 +189,9 @@ class Chart:
         hollow: bool = False,
         size: float = 4.0,
         style: str = "",
-        opacity: float = 1.0,
     ) -> None:
         """The mark of series `kind`."""
-        more = (' fill-opacity="0"' if hollow else "") + (
-            f' opacity="{opacity:.2f}"' if opacity < 1 else ""
-        )
+        more = ' fill-opacity="0"' if hollow else ""
         self.drawn.append(_shape(kind, self.x(x), self.y(y), size, style, more, hover))
 
     def mark_at(self, x: float, y: float, hover: str, *, style: str) -> None:

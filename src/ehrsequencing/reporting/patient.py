@@ -198,14 +198,14 @@ def kind_of(code: str) -> str:
     return _KINDS.get(prefix.upper(), prefix.lower().replace("_", " ") if rest else "other")
 
 
-def words_of(code: str, descriptions: Mapping[str, str], most: int = 60) -> str:
-    """The description of a code; its name where it has none.
+def words_of(code: str, descriptions: Mapping[str, str]) -> str:
+    """The description of a code, or its name, in at most 60 characters.
 
     >>> words_of("DX//I10", {"DX//I10": "Essential hypertension"}), words_of("RX//C07", {})
     ('Essential hypertension', 'RX//C07')
     """
     words = descriptions.get(code) or code
-    return words if len(words) <= most else words[: most - 1].rstrip() + "…"
+    return words if len(words) <= 60 else words[:59].rstrip() + "…"
 
 
 def _frame(chart: Chart, now: float, lanes: int, label: str, top: float) -> None:

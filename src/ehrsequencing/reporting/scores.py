@@ -65,8 +65,9 @@ class Scores:
         self.models: list[str] = list(
             dict.fromkeys([*m["models"], *(row["model"] for row in m["metrics"])])
         )
-        truth = (m["oracle"] or {}).get("name")
-        self.rivals = [name for name in self.models[1:] if name != truth]
+        oracle = m["oracle"]
+        self.truth = None if oracle is None else oracle.get("name")
+        self.rivals = [name for name in self.models[1:] if name != self.truth]
         self.causes: list[str | None] = list(
             dict.fromkeys([*m["causes"], *(row["cause"] for row in m["metrics"])])
         )

@@ -27,7 +27,7 @@ def metric_lines(metrics: Shared) -> list[str]:
     place = (landmark, cause, horizon)
     columns = [column for column in in_columns(taken("everywhere")) if column.in_terminal]
     lines, others = [], metrics["models"][MOST_MODELS:]
-    truth = (metrics.get("oracle") or {}).get("name")
+    truth = table.truth
     shown = [name for name in metrics["models"] if name not in others or name == truth]
     rows = {
         name: [table.values.get((name, *place, column.key)) for column in columns] for name in shown
