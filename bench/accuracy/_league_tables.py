@@ -10,10 +10,19 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
-from bench.accuracy._league_tasks import FOREIGN, NAMES, Place
+from bench.accuracy._league_tasks import FOREIGN, NAMES, LandmarkRows, Place, knots_days
 from bench.accuracy._real_numbers import cell, seeds_of, verdict
-from bench.accuracy.contenders.exchange import FACTS, PREDICTIONS
+from bench.accuracy.contenders.exchange import (
+    COHORT_SHARE,
+    FACTS,
+    PREDICTIONS,
+    cohort_hazard,
+    incidences,
+    nll_through,
+)
 from ehrsequencing.config import format_days
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, read_json, sha256, write_json
@@ -23,7 +32,8 @@ from ehrsequencing.evaluation.score import score
 
 COLUMNS = {"nll": "NLL", "ipa": "IPA", "c": "C", "oe": "O/E"}
 COMPARED = ("nll", "ipa", "c")
-SCORES_FORMAT = 3
+SCORES_FORMAT = 4
+MIXED = "mixed.parquet"
 Row = Mapping[str, Any]
 Interval = tuple[float, float, float]
 
@@ -69,29 +79,68 @@ def score_place(place: Place) -> Scored:
     }
     if not done:
         return Scored(place, done)
-    files = {model: place.folder / model / PREDICTIONS for model in done}
-    mark = digest([SCORES_FORMAT, {model: sha256(path) for model, path in files.items()}])
+    written = {model: sha256(place.folder / model / PREDICTIONS) for model in done}
+    mark = digest([SCORES_FORMAT, written])
     kept = place.folder / "scores.json"
     stored = read_json(kept) if kept.is_file() else {}
     if not isinstance(stored, dict) or stored.get("mark") != mark:
-        first, *others = files
+        losses = mix_with_cohort(place, done)
+        first, *others = done
         try:
             result, _ = score(
-                files[first],
+                place.folder / first / MIXED,
                 place.records,
                 place.question,
                 out=place.folder / f"score-{first}",
                 name=NAMES[first],
                 study=place.study("evaluation.baselines=none", "evaluation.bootstrap=0"),
                 prepared=place.prepared().folder,
-                beside={NAMES[other]: files[other] for other in others},
+                beside={NAMES[other]: place.folder / other / MIXED for other in others},
                 overwrite=True,
             )
         except EhrseqError as error:
             return Scored(place, {}, failure=str(error))
-        stored = {"mark": mark, "metrics": result["metrics"]}
+        stored = {"mark": mark, "tuning_nll": losses, "metrics": result["metrics"]}
         write_json(kept, stored, owner_only=True)
-    return Scored(place, done, stored["metrics"])
+    facts = {
+        model: {**row, "tuning_nll": stored["tuning_nll"][model]} for model, row in done.items()
+    }
+    return Scored(place, facts, stored["metrics"])
+
+
+def mix_with_cohort(place: Place, models: Mapping[str, Row]) -> dict[str, float | None]:
+    """Write each model's curves with a hundredth of the training cohort's incidence in them; each one's tuning NLL.
+
+        F'_e(t | x) = .99 F_e(t | x) + .01 π_e F(t)      π_e: the cause's share of all events
+
+    Files have float32: of somebody whose survival is all but used up nothing is left for later intervals, and one
+    event there would make a mean infinite. All models are mixed alike, ours too.
+
+    Returns:
+        Model → mean NLL of the mixed curves at the landmarks of tuning subjects; None without curves.
+    """
+    prepared, task = place.prepared(), place.question
+    train, tuning = (LandmarkRows.of(prepared, task, split) for split in ("train", "tuning"))
+    seen = train.column("duration_days"), train.column("cause").astype(np.int64)
+    own = tuning.column("duration_days"), tuning.column("cause").astype(np.int64)
+    days = knots_days(*seen, task.horizons)
+    cumulative = cohort_hazard(*seen, causes=len(task.causes), grid_days=days)
+    any_cause = incidences(cumulative[np.newaxis])[0].sum(axis=0)
+    # each cause's share of all events, so that no interval is without one of them
+    share = np.bincount(seen[1], minlength=len(task.causes) + 1)[1:] / np.count_nonzero(seen[1])
+    cohort = share[:, np.newaxis] * any_cause  # (causes, K)
+    losses: dict[str, float | None] = {}
+    for model, facts in models.items():
+        table = pq.read_table(place.folder / model / PREDICTIONS)
+        losses[model] = None
+        if facts["is_curve"]:
+            risk = table["risk"].to_numpy().reshape(-1, *cohort.shape)  # tuning rows come first
+            risk = (1 - COHORT_SHARE) * risk.astype(np.float64) + COHORT_SHARE * cohort
+            losses[model] = nll_through(risk[: len(own[0])], days, *own)
+            column = pa.array(risk.reshape(-1).astype(np.float32))
+            table = table.set_column(table.schema.get_field_index("risk"), "risk", column)
+        pq.write_table(table, place.folder / model / MIXED)
+    return losses
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings, strategies as st
 from numpy.typing import NDArray
@@ -197,6 +199,33 @@ def test_a_foreign_model_gets_a_score_and_no_label_of_those_it_is_scored_on(plac
     page.write_text(f"before{league.BEGIN}old{league.END}after")
     league.write_page(page, text)
     assert page.read_text() == f"before{league.BEGIN}\n{text}\n{league.END}after"
+
+
+def test_a_hundredth_of_the_cohort_keeps_every_likelihood_finite(place: Any) -> None:
+    tables, tasks = (importlib.import_module(f"bench.accuracy.{name}") for name in ("_league_tables", "_league_tasks"))
+    prepared, task = place.prepared(), place.question
+    train, tuning, held_out = (tasks.LandmarkRows.of(prepared, task, split) for split in tasks.SPLITS)
+    days = tasks.knots_days(train.column("duration_days"), train.column("cause"), task.horizons)
+    count = len(tuning.chosen) + len(held_out.chosen)
+    risk = np.full((count, len(task.causes), len(days)), 0.49999, np.float32)  # all is over at the first knot
+    folder = place.folder / "cox"
+    folder.mkdir(parents=True)
+    pq.write_table(pa.table({"risk": risk.reshape(-1)}), folder / "predictions.parquet")
+    unmixed = tables.nll_through(
+        risk[: len(tuning.chosen)].astype(float),
+        days,
+        tuning.column("duration_days"),
+        tuning.column("cause").astype(int),
+    )
+    losses = tables.mix_with_cohort(place, {"cox": {"is_curve": True}})
+    mixed = pq.read_table(folder / "mixed.parquet")["risk"].to_numpy().reshape(risk.shape)
+    causes = np.bincount(train.column("cause").astype(int), minlength=3)[1:]
+    cohort = (mixed - 0.99 * risk) / 0.01
+    assert unmixed == np.inf
+    assert np.isfinite(losses["cox"])
+    assert (np.diff(cohort, axis=2) > 0).all()
+    np.testing.assert_allclose(cohort[:, 0] / cohort[:, 1], causes[0] / causes[1], rtol=1e-3)
+    assert np.ptp(cohort, axis=0).max() == 0
 
 
 @pytest.mark.slow
