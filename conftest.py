@@ -43,8 +43,10 @@ def example_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _in_the_example_folder(request: pytest.FixtureRequest, doctest_namespace: dict[str, object]) -> Iterator[None]:
-    """Examples that name files run in a folder that has them."""
+def _in_the_example_folder(
+    request: pytest.FixtureRequest, doctest_namespace: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Examples that name files run in a folder that has them, with few simulations of right risks."""
     is_example = isinstance(request.node, pytest.DoctestItem) and any(n in request.path.as_posix() for n in _NEED_FILES)
     if not is_example:
         yield
@@ -52,9 +54,11 @@ def _in_the_example_folder(request: pytest.FixtureRequest, doctest_namespace: di
     import matplotlib
 
     import ehrsequencing as eh
+    from ehrsequencing.evaluation import curves
 
     matplotlib.use("Agg")
     doctest_namespace["eh"] = eh
+    monkeypatch.setattr(curves, "SIMULATIONS", 20)
     here = Path.cwd()
     os.chdir(request.getfixturevalue("example_folder"))
     try:

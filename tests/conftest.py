@@ -26,6 +26,7 @@ if "EHRSEQ_TEST_GPU" not in os.environ:  # most tests ask for the bits of a CPU
 MEMORY = Path("/dev/shm")
 collect_ignore_glob = ["conftest.py", "*/conftest.py"]  # no doctests there, and two modules of one name cannot be
 WITHOUT_TORCH = {"config", "core", "metrics", "readers", "records", "simulate"}
+EVALUATE = ("test_disclosure", "test_file_table")  # ... but these files of theirs
 REAL_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 # A busy machine must not fail a test by the clock, and in CI Hypothesis draws the same examples every time.
 settings.register_profile("ours", deadline=None, max_examples=EXAMPLES, derandomize="CI" in os.environ)
@@ -58,7 +59,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 def _quick_evaluations(request: pytest.FixtureRequest) -> Iterator[None]:
     """Sixty trees of a rival, twenty simulations of right risks and one person of a simulation, where these are not
     what is tested."""
-    if request.path.parent.name in WITHOUT_TORCH:
+    if request.path.parent.name in WITHOUT_TORCH and request.path.stem not in EVALUATE:
         yield
         return
     from ehrsequencing.evaluation import curves, evaluate
@@ -69,7 +70,8 @@ def _quick_evaluations(request: pytest.FixtureRequest) -> Iterator[None]:
             patch.setattr(boosted, "MOST_TREES", 60)
         if request.path.stem != "test_comparison":
             patch.setattr(curves, "SIMULATIONS", 20)
-        patch.setattr(evaluate, "SIMULATED_TRAJECTORIES", 1)
+        if request.path.stem != "test_disclosure":
+            patch.setattr(evaluate, "SIMULATED_TRAJECTORIES", 1)
         yield
 
 

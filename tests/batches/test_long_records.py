@@ -20,6 +20,7 @@ from ehrsequencing.records.timelines import TaskRecords
 from helpers.long_records import random_records
 from helpers.models import make_model
 from helpers.rows import nll_of_rows, risk_of_rows
+from helpers.settings import examples
 from helpers.strategies import CODE_TYPES, VOCAB
 
 SMALL: dict[str, object] = {"max_visits": 3, "max_tokens": 7, "layers": 2}
@@ -102,7 +103,7 @@ def test_parts_have_the_gradient_of_the_uncut_record(kind: str, size: int) -> No
     assert largest_difference(model, [loader.collate(loader.subjects)], parts) < 1e-10
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(st.integers(0, 14), min_size=1, max_size=3),
     st.integers(0, 10**6),

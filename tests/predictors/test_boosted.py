@@ -18,6 +18,7 @@ from ehrsequencing.predictors.history import has_people, history_features
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from helpers.baselines import given_to, with_rows
+from helpers.settings import examples
 
 
 @pytest.mark.slow
@@ -243,7 +244,7 @@ KINDS = ("counts", "days", "ranks", "of a person", "hardly")
 
 
 @given(st.integers(0, 10**6), st.sampled_from(KINDS), st.integers(1, 90), st.sampled_from([2, 5, 11]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(240), deadline=None)
 def test_no_bin_and_no_cut_tells_of_few_people(seed: int, kind: str, people: int, enough: int) -> None:
     values, owner = drawn(seed, kind, people)
     assert is_safe(feature_cuts, values, owner, enough)

@@ -18,6 +18,7 @@ from ehrsequencing.predictors.history import OF_NUMBER, TIMING, FeatureSpec, fit
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.timelines import TaskRecords, TaskRows, Timelines
 from ehrsequencing.records.vocabulary import Vocabulary
+from helpers.settings import examples
 
 Features = Callable[[TaskRecords, Vocabulary, FeatureSpec], npt.NDArray[np.float32]]
 # (code, value) of each visit; days between visits; quarter days that each lasts; static codes
@@ -183,7 +184,7 @@ def all_visits(records: TaskRecords, vocab: Vocabulary, spec: FeatureSpec) -> np
 
 
 @given(timelines=records(), chunk=st.sampled_from([1, 7, 10**6]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(160), deadline=None)
 def test_features_equal_plain_loops(timelines: Timelines, chunk: int) -> None:
     rows = every_moment(timelines)
     with pytest.MonkeyPatch.context() as patch:
@@ -263,7 +264,7 @@ def subjects_with_both(timelines: Timelines, rows: TaskRows, first: int, second:
 
 
 @given(timelines=records(), most=st.sampled_from([1, 3, 99]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(160), deadline=None)
 def test_pairs_are_those_that_most_subjects_have_in_a_visit(timelines: Timelines, most: int) -> None:
     rows = every_moment(timelines)
     spec = fit_feature_spec(TaskRecords(timelines, rows), vocabulary(), max_pairs=most)

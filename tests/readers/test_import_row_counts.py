@@ -15,6 +15,7 @@ from ehrsequencing.readers.flat_table import import_csv
 from ehrsequencing.readers.table_files import open_table
 from helpers.command_line import ehrseq
 from helpers.omop import SMALL, Tables, write_csv
+from helpers.settings import examples
 from helpers.synthea import write_tables
 
 pytest.importorskip("ibis", reason="needs the extra omop")
@@ -163,7 +164,7 @@ plain_cells, broken_cells = (st.text(st.sampled_from(letters), max_size=6) for l
 
 
 @given(st.lists(st.tuples(plain_cells, plain_cells | broken_cells, plain_cells), min_size=1, max_size=20))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(160), deadline=None)
 def test_well_formed_files_lose_nothing(tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, ...]]) -> None:
     """Every row that Python's csv module writes is read, and the lines show as many rows as there are."""
     path = tmp_path_factory.mktemp("csv") / "x.csv"

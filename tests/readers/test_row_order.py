@@ -10,6 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from ehrsequencing.readers import rows as reader_rows
 from ehrsequencing.readers.rows import NO_TIME, combinations, ordered_rows
+from helpers.settings import examples
 
 ROWS = st.lists(
     st.tuples(
@@ -48,7 +49,7 @@ def expected(rows: Sequence[tuple[Any, ...]]) -> list[int]:
 
 @pytest.mark.parametrize("most", [1 << 62, 4])
 @given(rows=ROWS, data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(240), deadline=None)
 def test_rows_are_sorted_and_said_once(most: int, rows: list[tuple[Any, ...]], data: st.DataObject) -> None:
     """Also where next to nothing can be packed; a row that lost its encounter goes where another has one."""
     drawn = data.draw(st.lists(st.booleans(), min_size=len(rows), max_size=len(rows)))
@@ -66,7 +67,7 @@ def test_times_that_do_not_fit_are_not_packed() -> None:
 
 
 @given(rows=st.lists(st.tuples(*(st.sampled_from([None, 1, 2, 3]) for _ in range(3))), max_size=25), many=st.booleans())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_combinations_are_those_of_the_rows(rows: list[tuple[Any, ...]], many: bool) -> None:
     columns = list(zip(*rows, strict=True)) if rows else [()] * 3
     with pytest.MonkeyPatch.context() as patch:

@@ -16,6 +16,7 @@ from ehrsequencing.records.visits import make_record
 from helpers.cohorts import check_arrays, check_attrition, check_summaries, differences, study
 from helpers.drawn_tasks import tasks
 from helpers.meds import DAY_US, Row, data_sets, record, scratch, us, write_meds
+from helpers.settings import examples
 from reference.records import Records
 
 DataSet = tuple[list[Row], dict[int, str]]
@@ -43,7 +44,7 @@ def check_drawn(data: DataSet, some: tuple[TaskConfig, ...], cut: str, ignore: s
             check_summaries(store, task, records, splits)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(**DRAWN)
 def test_cohorts_are_those_of_plain_loops(data: DataSet, some: Any, cut: str, ignore: str, shards: int) -> None:
     check_drawn(data, some, cut, ignore, shards)

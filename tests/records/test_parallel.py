@@ -24,6 +24,7 @@ from ehrsequencing.records.scales import Sample
 from ehrsequencing.records.vocabulary import _Ranks
 from ehrsequencing.records.vocabulary_fit import VocabularyFit
 from helpers.meds import Row, us, write_meds
+from helpers.settings import examples
 from helpers.shards import PARENTS, STUDY, TASK, rows_of
 from helpers.storage import everything
 
@@ -154,7 +155,7 @@ def test_ranges_of_subjects_make_the_same_bytes(tmp_path: Path, monkeypatch: pyt
     assert made[0] == made[1] == made[2]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(shards=st.integers(1, 5), sample=st.integers(1, 8), seed=st.integers(0, 99))
 def test_merged_fits_are_the_fit_of_all_shards(
     tmp_path_factory: pytest.TempPathFactory, shards: int, sample: int, seed: int
@@ -182,7 +183,7 @@ def test_merged_fits_are_the_fit_of_all_shards(
     assert merged.rows.tolist() == whole.rows.tolist()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(
     rows=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 12), st.integers(0, 9)), max_size=60),
     cuts=st.integers(1, 6),

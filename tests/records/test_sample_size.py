@@ -15,7 +15,7 @@ def test_observed_over_expected_needs_what_riley_says() -> None:
         assert needed_events(incidence)["O/E ± 0.2"] == np.ceil((1 - incidence) * (1.96 / 0.2) ** 2)
 
 
-@pytest.mark.parametrize("incidence", [0.1, 0.3])
+@pytest.mark.parametrize("incidence", [0.1, pytest.param(0.3, marks=pytest.mark.slow)])
 def test_intervals_of_simulated_studies_are_as_wide_as_asked(incidence: float) -> None:
     rng, spread = np.random.default_rng(0), np.sqrt(2) * norm.ppf(0.75)
     grid = np.linspace(-6, 6, 2001)

@@ -12,6 +12,7 @@ from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.scales import Scale, fit_scale
 from ehrsequencing.records.vocabulary import SUMMARIES, Vocabulary
 from helpers.meds import DAY_US, Row, us, write_meds
+from helpers.settings import examples
 from reference import scales as twin
 
 Pairs = list[tuple[float, int]]
@@ -27,7 +28,7 @@ float32 = st.floats(-1e4, 1e4, width=32)
 some_pairs = st.lists(st.tuples(few_values | float32, st.integers(0, 9)), min_size=1, max_size=60)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(800), deadline=None)
 @given(pairs=some_pairs, enough=st.integers(1, 6), shuffle=st.randoms())
 def test_scales_are_those_of_plain_loops(pairs: Pairs, enough: int, shuffle: "st.random.Random") -> None:
     found, expected = fitted(pairs, enough), twin.scale(pairs, enough)
@@ -44,7 +45,7 @@ def test_scales_are_those_of_plain_loops(pairs: Pairs, enough: int, shuffle: "st
     assert (again.knots.tolist(), again.mean, again.sd) == (found.knots.tolist(), found.mean, found.sd)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(800), deadline=None)
 @given(pairs=some_pairs, enough=st.integers(2, 6))
 def test_no_stored_number_is_that_of_a_few_people(pairs: Pairs, enough: int) -> None:
     found = fitted(pairs, enough)

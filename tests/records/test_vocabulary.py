@@ -16,6 +16,7 @@ from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.vocabulary import SUMMARIES, Vocabulary
 from helpers.meds import DAY_US, Row, scratch, stored_subjects, us, write_meds
+from helpers.settings import examples
 
 Mode = Literal["polynomial", "bins"]
 
@@ -50,7 +51,7 @@ LOOKS_SPECIAL = [
 any_code = st.sampled_from(LOOKS_SPECIAL) | st.text(min_size=1, max_size=6)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 @given(
     codes=st.lists(any_code, unique=True, max_size=12),
     unknown=st.lists(any_code, max_size=6),
