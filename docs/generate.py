@@ -93,11 +93,11 @@ def api_pages() -> dict[str, str]:
     lines += ["`import ehrsequencing as eh` gives these names; [Python](../python.md) shows them"]
     lines += ["in use. There is a page for each module.", "", "| module | names |", "|---|---|"]
     for module, names in modules.items():
-        shown = ", ".join(f"`{_as_typed(name)}`" for name in names)
-        lines.append(f"| [{module}]({module}.md) | {shown} |")
+        shown, title = ", ".join(f"`{_as_typed(name)}`" for name in names), module.partition(".")[2]
+        lines.append(f"| [{title}]({module}.md) | {shown} |")
         intro = ["Plain arrays in, a number out. [Metrics](../metrics.md) has the definitions.", ""]
         is_metrics = module == metrics.__name__
-        body = [f"# {module}", "", *(intro if is_metrics else []), *_directives(names)]
+        body = [f"# {title}", "", *(intro if is_metrics else []), *_directives(names)]
         pages[f"{module}.md"] = "\n".join(body)
     lines += ["", "```{toctree}", ":hidden:", "", *modules, "```", ""]
     return {"api.md": "\n".join(lines), **pages}
@@ -295,7 +295,7 @@ def executed(examples: Path, out: Path) -> Iterator[tuple[str, str, str | None]]
             nbformat.write(book, done)
         book = json.loads(done.read_text())
         title = "".join(book["cells"][0]["source"]).partition("\n")[0].removeprefix("# ")
-        yield path.stem, title, _picture(book, out / f"{path.stem}.png")
+        yield path.stem, title, _pictures(book, out, path.stem)
 
 
 def short_run(size: dict[str, int]) -> str:
@@ -304,16 +304,23 @@ def short_run(size: dict[str, int]) -> str:
     return f":::{{warning}}\nRun on {ran} to test the page: not a result.\n:::\n"
 
 
-def _picture(book: dict[str, Any], path: Path) -> str | None:
-    """Write the picture of a notebook that shows most, by its size; its name, or None where it has none."""
-    outputs = [output for cell in book["cells"] for output in cell.get("outputs", [])]
-    found = [
-        output["data"]["image/png"] for output in outputs if "image/png" in output.get("data", {})
-    ]
+def _pictures(book: dict[str, Any], folder: Path, name: str) -> str | None:
+    """Write a notebook's pictures, the one of most bytes under its name; that name, or None where it has none.
+
+    What `plot_risk` and its like draw is `plot_risk.png`, for the Python page; kept outputs are of other data.
+    """
+    found: list[bytes] = []
+    for cell in book["cells"]:
+        drawn = re.search(r"\.(plot_\w+)\(", "".join(cell["source"]))
+        for output in cell.get("outputs", []):
+            if "image/png" in output.get("data", {}):
+                found.append(b64decode(output["data"]["image/png"]))
+                if drawn and "needs" not in book["metadata"]:
+                    (folder / f"{drawn[1]}.png").write_bytes(found[-1])
     if not found:
         return None
-    path.write_bytes(b64decode(max(found, key=len)))
-    return path.name
+    (folder / f"{name}.png").write_bytes(max(found, key=len))
+    return f"{name}.png"
 
 
 def gallery_index(found: list[tuple[str, str, str | None]]) -> str:

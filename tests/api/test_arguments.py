@@ -228,7 +228,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "out": (P, P.replace("p.parquet", "p.csv")),
         "at": (P, f"{P} --at last"),
         "horizons": (P, f"{P} --horizons 30d"),
-        "recalibrate": (P, f"{P} --recalibrate"),
+        "recalibrated": (P, f"{P} --recalibrated"),
         "outcome": (P, f"{P} --outcome DX//*"),
         "top": (P, f"{P} --top 3"),
         "threshold": (P, f"{P} --threshold 0.9"),
@@ -247,7 +247,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "out": (X, f"{X} --out there.csv"),
         "overwrite": (f"{X} --out why.csv", f"{X} --out why.csv --overwrite"),
         "subjects": ("explain run ../meds --subjects 2", "explain run ../meds --subjects 3"),
-        "recalibrate": (X, f"{X} --recalibrate"),
+        "recalibrated": (X, f"{X} --recalibrated"),
         "config": (X, f"{X} --config ../dim.yaml"),
     },
     "export": {

@@ -188,7 +188,7 @@ def test_the_horizon_that_the_task_names_is_asked_about_everywhere(here: Path, t
     assert "within 1 year" in (run.folder / ANSWER).read_text(encoding="utf-8")
     asked = run.explain("meds", subject=1, horizon="1y")
     assert run.explain("meds", subject=1).equals(asked)
-    run.explore("meds", tmp_path / "explorer.html", patients=10, what_if=False, progress=False)
+    run.explore("meds", tmp_path / "explorer.html", subjects=10, what_if=False, progress=False)
     assert '"main":0' in (tmp_path / "explorer.html").read_text(encoding="utf-8").replace(" ", "")
     # without a name: what the evaluation found, also where a risk is explained
     other = eh.load("runs/hf")

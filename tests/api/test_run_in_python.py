@@ -165,7 +165,7 @@ def test_a_risk_and_what_a_code_adds_to_it(here: Path, tmp_path: Path) -> None:
     written = pd.read_csv(tmp_path / "p.csv").query("cause == 'hf' and horizon_days == 365.25")
     np.testing.assert_allclose(written.set_index("subject_id").risk[risk.index], risk, atol=1e-6)
 
-    explorer = run.explore("meds/", tmp_path / "e.html", patients=12)
+    explorer = run.explore("meds/", tmp_path / "e.html", subjects=12)
     patients, year = explorer.gathered.patients, int(np.searchsorted(explorer.curve_days, 365.25))
     shown = patients.risk[patients.row_offsets[1:] - 1, 0, year]
     np.testing.assert_allclose(shown, risk[patients.subject_id], atol=1e-6)

@@ -136,7 +136,7 @@ def test_a_file_is_replaced_only_by_one_of_its_kind(
         "check": ("check", sim_data),
         "explain --subjects": ("explain", sim_run, sim_data, "--subjects", "2"),
         "explain --subject": ("explain", sim_run, sim_data, "--subject", subject),
-        "explore": ("explore", sim_run, sim_data, "--patients", "2"),
+        "explore": ("explore", sim_run, sim_data, "--subjects", "2"),
     }
     make = (*words[name], "--out", out)
     done = ehrseq(*make)

@@ -213,7 +213,7 @@ def test_from_the_shell_with_recalibration(run: Path, held_out: Path, elsewhere:
     assert (tmp_path / "out" / "report.html").stat().st_size > 10_000
     Run(run)  # still valid, and as it was
     risks = tmp_path / "p.csv"
-    assert "has not been recalibrated" in refused("predict", run, held_out, "--recalibrate", "--out", risks)
+    assert "has not been recalibrated" in refused("predict", run, held_out, "--recalibrated", "--out", risks)
     assert ehrseq("evaluate", run, "--recalibrate", *quick).exit_code == 0
     assert "out would do nothing without data" in refused("evaluate", run, "--out", tmp_path / "x")
     assert "split would do nothing beside data" in refused("evaluate", run, "--data", held_out, "--split", "tuning")

@@ -12,6 +12,7 @@ from hypothesis import given, strategies as st
 import ehrsequencing as eh
 from ehrsequencing.config import EvaluationConfig, TaskConfig
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.result_types import place_of
 from ehrsequencing.evaluation import repeated_splits as module
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.evaluate import Evaluation
@@ -205,6 +206,14 @@ def test_an_evaluation_in_python_holds_the_splits_of_its_run(run: Path, table: d
         found = eh.evaluate(run, bootstrap=0, baselines="none", explained_subjects=0, report=report, progress=False)
         assert found.result["repeated_splits"] == table
         assert json.loads((run / "metrics.json").read_text())["repeated_splits"] == table
+    main = found.result["main"]
+    paper = found.table2(main["horizon_days"], landmark=main["landmark_days"] or 0.0)
+    assert "means over 3 random splits" in paper.caption
+    place = (main["landmark_days"] or 0.0, found.result["causes"][0], main["horizon_days"])
+    rows = [row for row in table["rows"] if place_of(row) == place and row["metric"] == "c"]
+    for row in rows:
+        assert row["mean"] is None or paper.frame.loc[row["model"], "C"].startswith(f"{row['mean']:.2f}")
+    assert [row["model"] for row in rows] == paper.frame.index.tolist()
 
 
 def test_what_cannot_be_split_is_said(run: Path, sim_data: Path, sim_task: TaskConfig, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings, strategies as st
 
 from ehrsequencing.core.disclosure import TOO_FEW
+from ehrsequencing.core.redaction import redact
 from ehrsequencing.evaluation.comparison import OURS, Comparison
 from ehrsequencing.evaluation.curves import decision_rows, smooth_rows
 from ehrsequencing.evaluation.estimates import (
@@ -26,6 +27,7 @@ from ehrsequencing.metrics.bootstrap import interval_around
 from ehrsequencing.reporting.scores import Scores, cause_verdict
 from ehrsequencing.reporting.terminal import metric_lines
 from helpers.comparison import CAUSES, HORIZONS, world
+from helpers.metrics_json import complete
 
 
 def judged(seed: int, n: int, *, resamples: int = 12, rows_each: int = 1) -> Comparison:
@@ -188,3 +190,19 @@ def test_random_splits_that_judge_too_few_compare_nothing(events: int, subjects:
         assert (row["reason"] == TOO_FEW) == few
         assert (row["low"] is None) == few
         assert row["mean"] is not None
+
+
+@pytest.mark.parametrize(("events", "shown"), [(5, True), (1, False)])
+def test_a_mean_over_splits_is_shown_by_the_people_of_all_splits(events: int, shown: bool) -> None:
+    """25 fifths of a cohort hold out all of it: five times one split's people, however few that split has."""
+    metrics = complete()
+    main = metrics["main"]
+    place = Place(OURS, main["landmark_days"], metrics["causes"][0], main["horizon_days"], "c")
+    metrics["repeated_splits"] = summarise([Split(k, 240, 60, {place: 0.8}, {place: (events, 60)}) for k in range(25)])
+    (row,) = metrics["repeated_splits"]["rows"]
+    assert (row["events"], row["subjects"]) == (int(events * 5 * (1 - 0.8**25)), 298)
+    for one in metrics["at_risk"]:  # three people of the run's own split had it
+        one["events"] = {cause: [3 for _ in counts] for cause, counts in one["events"].items()}
+    (row,) = redact(metrics)["repeated_splits"]["rows"]
+    assert (row["mean"] == 0.8) == shown
+    assert (row["reason"] == TOO_FEW) != shown

@@ -13,7 +13,7 @@ from ehrsequencing.prediction.run import Run
 @pytest.fixture(scope="session")
 def explorer(sim_run: Path, sim_data: Path) -> Explorer:
     """Thirty patients, with every single removal at every prediction time."""
-    return collect(NewRecords(Run(sim_run), sim_data), ExplorerSettings(patients=30, fewest=3))
+    return collect(NewRecords(Run(sim_run), sim_data), ExplorerSettings(subjects=30, fewest=3))
 
 
 @pytest.fixture(scope="session")

@@ -173,13 +173,13 @@ def test_no_id_and_no_date_is_in_the_page(explorer: Explorer, explorer_page: str
 
 
 def test_another_page_has_another_order(explorer: Explorer, sim_data: Path) -> None:
-    again = collect(NewRecords(explorer.run, sim_data), ExplorerSettings(patients=30, what_if=False))
+    again = collect(NewRecords(explorer.run, sim_data), ExplorerSettings(subjects=30, what_if=False))
     assert again.gathered.patients.subject_id.tolist() != explorer.gathered.patients.subject_id.tolist()
     assert again.removals is None
 
 
 def test_codes_of_few_patients_have_no_name(explorer: Explorer, sim_data: Path) -> None:
-    few = collect(NewRecords(explorer.run, sim_data), ExplorerSettings(patients=30, fewest=25, what_if=False))
+    few = collect(NewRecords(explorer.run, sim_data), ExplorerSettings(subjects=30, fewest=25, what_if=False))
     text, patients = page(few), few.gathered.patients
     found = read_page(text)
     names = {code["name"] for code in found.about["codes"]}
@@ -247,7 +247,7 @@ def test_hostile_names_stay_text(explorer: Explorer) -> None:
 def test_the_command_writes_the_page(sim_run: Path, sim_data: Path, tmp_path: Path) -> None:
     out = tmp_path / "explorer.html"
     done = ehrseq(
-        "explore", str(sim_run), str(sim_data), "--out", str(out), "--patients", "6", "--fewest", "1", "--json"
+        "explore", str(sim_run), str(sim_data), "--out", str(out), "--subjects", "6", "--fewest", "1", "--json"
     )
     assert done.exit_code == 0, done.stderr
     told = json.loads(done.stdout)
@@ -265,14 +265,14 @@ def test_no_page_goes_into_the_run_or_the_records(sim_run: Path, sim_data: Path)
         assert not out.exists()
 
 
-@pytest.mark.parametrize("wrong", [{"patients": 0}, {"fewest": 0}, {"megabytes": 0.0}])
+@pytest.mark.parametrize("wrong", [{"subjects": 0}, {"fewest": 0}, {"megabytes": 0.0}])
 def test_settings_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(EhrseqError, match=next(iter(wrong))):
         ExplorerSettings(**wrong)
 
 
 def test_a_small_file_answers_the_latest_prediction_only(explorer: Explorer, sim_data: Path) -> None:
-    small = ExplorerSettings(patients=5, fewest=1, megabytes=0.001)
+    small = ExplorerSettings(subjects=5, fewest=1, megabytes=0.001)
     found = collect(NewRecords(Run(explorer.run.folder), sim_data), small)
     assert found.latest_only
     assert found.removals is not None

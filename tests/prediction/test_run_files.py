@@ -78,9 +78,9 @@ def test_a_report_that_somebody_edited_is_not_drawn_again_by_the_audit(run: Path
 
 
 def test_predictions_never_use_an_edited_recalibration(run: Path, sim_data: Path) -> None:
-    assert predict(run, sim_data, "--recalibrate").exit_code == 0
+    assert predict(run, sim_data, "--recalibrated").exit_code == 0
     save_again(run / RECALIBRATION)
-    done = predict(run, sim_data, "--recalibrate", "--overwrite")
+    done = predict(run, sim_data, "--recalibrated", "--overwrite")
     assert done.exit_code == 2
     assert f"{RECALIBRATION}: has changed since it was written (run ehrseq evaluate" in done.stderr
 

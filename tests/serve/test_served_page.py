@@ -21,7 +21,7 @@ TOKEN = "correct horse battery staple"
 
 @pytest.fixture(scope="module")
 def explorer_html(sim_run: Path, sim_data: Path) -> str:
-    return page(collect(NewRecords(Run(sim_run), sim_data), ExplorerSettings(patients=30)))
+    return page(collect(NewRecords(Run(sim_run), sim_data), ExplorerSettings(subjects=30)))
 
 
 def test_a_browser_gets_the_page_with_a_cookie(sim_run: Path, explorer_html: str) -> None:

@@ -112,7 +112,7 @@ class RunComparison(Hinted):
         landmark, horizon = self.result["main"]
         place = {"landmark": landmark, "cause": self.causes[0], "horizon": horizon}
         title = f"{place['cause']} by {format_days(place['horizon'])}"
-        return accuracy_table(self.result["metrics"], place, title=title)
+        return accuracy_table(self.result, place, title=title)
 
 
 @answering

@@ -281,7 +281,7 @@ def events_table(
 
 @answering
 def prepare(
-    meds: Any,
+    data: Any,
     task: Any = None,
     *,
     out: str | os.PathLike[str],
@@ -298,7 +298,7 @@ def prepare(
     the shards is no change.
 
     Args:
-        meds: A folder of MEDS data, or a frame of MEDS rows.
+        data: A folder of MEDS data, or a frame of MEDS rows.
         task: A task file, its content as a mapping, or a list of either; default: that of `study`, or none, for
             pretraining.
         out: Folder to make.
@@ -322,7 +322,7 @@ def prepare(
     """
     settings = study_of(study, sections, where="prepare")
     tasks, folder = tasks_of(task, settings), Path(out)
-    with meds_folder(meds) as source, bar("preparing", show=progress) as tick:
+    with meds_folder(data) as source, bar("preparing", show=progress) as tick:
         if is_json_of(folder / MANIFEST, PREPARED):
             noted = read_json(folder / MANIFEST).get("made_of")
             other = differing(content_of(source, settings, tasks), noted)

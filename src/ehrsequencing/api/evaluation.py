@@ -249,12 +249,14 @@ class EvaluationResult(Hinted):
     ) -> PaperTable:
         """Table 2 of a paper: the metrics of every model at one horizon; arguments as of `plot_calibration`.
 
+        After `evaluate(run, splits=25)` it has the means over those random splits: what a small cohort needs.
+
         Example:
             >>> eh.load("runs/hf").evaluation.table2("1y").frame.index.tolist()
             ['ehrsequencing']
         """
         place, title = self._place(horizon, cause, landmark)
-        return accuracy_table(self.result["metrics"], place, title=title)
+        return accuracy_table(self.result, place, title=title)
 
     # ---- plots -------------------------------------------------------------------------------------------------
 

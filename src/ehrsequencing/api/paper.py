@@ -1,11 +1,13 @@
 """Tables of a paper: who was studied, and how accurate each model is."""
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
+from ehrsequencing.core.disclosure import TOO_FEW
 from ehrsequencing.metrics.registry import in_columns, taken
 from ehrsequencing.reporting.wording import with_interval
 
@@ -46,9 +48,17 @@ def _latex(text: object) -> str:
 
 
 def accuracy_table(
-    rows: Sequence[Mapping[str, Any]], place: Mapping[str, Any], *, title: str
+    result: Mapping[str, Any], place: Mapping[str, Any], *, title: str
 ) -> PaperTable:
-    """Table 2: the metrics of every model at one landmark, cause and horizon, from `metrics` of `metrics.json`."""
+    """Table 2: the metrics of every model at one landmark, cause and horizon, from the content of `metrics.json`.
+
+    Where divisions were repeated, it has the means over them: one division of a small cohort is too little.
+    """
+    repeated = result.get("repeated_splits")
+    rows, of = result["metrics"], "with 95 % intervals"
+    if repeated:
+        rows = [row | {"value": row["mean"]} for row in repeated["rows"]]
+        of = f"means over {repeated['splits']} random splits, with 95 % intervals (Nadeau and Bengio)"
     columns = [metric for metric in in_columns(taken("everywhere")) if metric.in_terminal]
     wanted = (place["landmark"], place["cause"], place["horizon"])
     cells: dict[str, dict[str, str]] = {}
@@ -60,4 +70,7 @@ def accuracy_table(
                     shown = with_interval(row["value"], row["low"], row["high"], ".2f")
                     own[metric.name] = shown if row["value"] is not None else row["reason"] or shown
     frame = pd.DataFrame.from_dict(cells, orient="index").fillna("")
-    return PaperTable(frame, f"Accuracy of each model for {title}, with 95 % intervals")
+    if not repeated and frame.eq(TOO_FEW).all(axis=None):
+        remedy = "eh.evaluate(run, splits=25) divides, trains and evaluates again and again"
+        warnings.warn(f"{TOO_FEW} for {title}: {remedy}", stacklevel=5)
+    return PaperTable(frame, f"Accuracy of each model for {title}, {of}")

@@ -47,7 +47,8 @@ def _finish(ax: "Axes", *, x: str, y: str, title: str = "") -> "Axes":
     ax.set_xlabel(x)
     ax.set_ylabel(y)
     ax.set_title(title, fontsize="medium", loc="left")
-    ax.yaxis.set_major_formatter(ticker.PercentFormatter(1.0, decimals=None))
+    percent = ticker.FuncFormatter(lambda share, _: f"{100 * share:.3g}%")
+    ax.yaxis.set_major_formatter(percent)
     ax.spines[["top", "right"]].set_visible(False)
     if labels := ax.get_legend_handles_labels()[1]:  # above the axes, where no curve is
         ax.legend(frameon=False, fontsize="small", loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
@@ -150,6 +151,7 @@ def calibration(
         ax.bar(edges[:-1], high, np.diff(edges), align="edge", color=COLOURS[0], alpha=0.3, lw=0)
     _finish(ax, x="predicted risk", y="observed risk", title=title)
     ax.xaxis.set_major_formatter(ax.yaxis.get_major_formatter())
+    ax.locator_params(axis="x", nbins=6)
     return ax
 
 
@@ -186,6 +188,7 @@ def decision(
     ax.axhline(0.0, color=GREY, lw=1)
     _finish(ax, x="act from a risk of", y="net benefit per person", title=title)
     ax.xaxis.set_major_formatter(ax.yaxis.get_major_formatter())
+    ax.locator_params(axis="x", nbins=6)
     return ax
 
 

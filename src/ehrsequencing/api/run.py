@@ -265,7 +265,7 @@ class TrainedRun(Hinted, Run):
         out: str | os.PathLike[str] = "explorer.html",
         *,
         overwrite: bool = False,
-        patients: int = 10_000,
+        subjects: int = 10_000,
         fewest: int = 11,
         what_if: bool = True,
         recalibrated: bool = False,
@@ -281,7 +281,7 @@ class TrainedRun(Hinted, Run):
             data: As in `predict`.
             out: The file.
             overwrite: Whether an explorer that is there is replaced.
-            patients: At most so many, drawn at random.
+            subjects: At most so many, drawn at random.
             fewest: Codes that fewer patients have are shown as "rare code".
             what_if: Whether each code and each visit is struck in advance.
             recalibrated: As in `predict`.
@@ -298,13 +298,13 @@ class TrainedRun(Hinted, Run):
             EhrseqError: The data cannot be used, or something else is at `out`.
 
         Example:
-            >>> explorer = eh.load("runs/hf").explore("meds/", "explorer.html", patients=20, what_if=False)
+            >>> explorer = eh.load("runs/hf").explore("meds/", "explorer.html", subjects=20, what_if=False)
             >>> len(explorer.gathered.patients)
             20
         """
         page, tell = Path(out), say or warn_of
         settings = ExplorerSettings(
-            patients=patients,
+            subjects=subjects,
             fewest=fewest,
             what_if=what_if,
             megabytes=megabytes,

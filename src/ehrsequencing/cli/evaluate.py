@@ -87,6 +87,7 @@ def evaluate(
     from ehrsequencing.config import load_study
     from ehrsequencing.prediction.run import AUDIT
     from ehrsequencing.reporting.pages import outcome_lines
+    from ehrsequencing.reporting.scores import Scores
     from ehrsequencing.reporting.terminal import metric_lines
 
     if redraw:
@@ -132,9 +133,13 @@ def evaluate(
         say("\n".join(outcome_lines(evaluated.every_outcome)))
         pages["every outcome"] = evaluated.folder / "outcomes.html"
     audited = external or (run / AUDIT).is_file()
+    then = ["predict", run, data or "DATA"] if audited else ["audit", run]
+    table = Scores(evaluated.result)
+    if table.too_few(*table.main()) and not (external or evaluated.result["repeated_splits"]):
+        then = ["evaluate", run, "--splits", "25"]
     finish(
         wrote=pages,
-        then=["predict", run, data or "DATA"] if audited else ["audit", run],
+        then=then,
         result=main_results(evaluated.result),
     )
 

@@ -47,10 +47,10 @@ Overwrite = Annotated[
 MovedSet = Annotated[
     Path | None, typer.Option("--prepared", help="The prepared set, if it has moved")
 ]
-Recalibrate = Annotated[
+Recalibrated = Annotated[
     bool,
     typer.Option(
-        "--recalibrate", help="Apply the recalibration that ehrseq evaluate --recalibrate fitted"
+        "--recalibrated", help="Apply the recalibration that ehrseq evaluate --recalibrate fitted"
     ),
 ]
 RunFolder = Annotated[Path, typer.Argument(help="What ehrseq train made")]

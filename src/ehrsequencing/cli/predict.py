@@ -12,7 +12,7 @@ from ehrsequencing.cli.options import (
     Force,
     Overrides,
     Overwrite,
-    Recalibrate,
+    Recalibrated,
     RunFolder,
     open_run,
     read_study,
@@ -43,7 +43,7 @@ def predict(
     horizons: Annotated[
         str | None, typer.Option("--horizons", help="As in 90d,2y; default: the task's")
     ] = None,
-    recalibrate: Recalibrate = False,
+    recalibrated: Recalibrated = False,
     outcome: Annotated[
         list[str] | None,
         typer.Option(
@@ -83,7 +83,7 @@ def predict(
     given |= {"overwrite": overwrite, "say": remark}
     if outcome or top is not None:
         refuse_idle(
-            {"--recalibrate": recalibrate, "--strict": strict, "--threshold": threshold},
+            {"--recalibrated": recalibrated, "--strict": strict, "--threshold": threshold},
             "beside --outcome and --top: it is for the task's causes",
             where="ehrseq predict",
         )
@@ -99,7 +99,7 @@ def predict(
     given |= {"limits": study.drift, "threshold": threshold, "strict": strict}
     with bar("predicting") as tick:
         found, unlike, wrote = write_list(
-            opened, data, out, recalibrated=recalibrate, progress=tick, **given
+            opened, data, out, recalibrated=recalibrated, progress=tick, **given
         )
     times = sum(found["prediction_times"].values())
     say(f"risks at {times:,} prediction times")
@@ -180,7 +180,7 @@ def explain(
             "--subjects", hidden=True, min=1, help="Subjects of the cohort at most [1000]"
         ),
     ] = None,
-    recalibrate: Recalibrate = False,
+    recalibrated: Recalibrated = False,
     config: Config = None,
 ) -> None:
     """Show which codes and visits move a risk.
@@ -209,7 +209,7 @@ def explain(
     days = None if horizon is None else day_of(horizon, where="--horizon")
     study = read_study(config, overrides, "explain")
     opened = open_run(run, study, "explain", config=config, data=data)
-    question = Question.for_run(opened, cause=cause, horizon_days=days, recalibrated=recalibrate)
+    question = Question.for_run(opened, cause=cause, horizon_days=days, recalibrated=recalibrated)
     with bar("explaining") as tick:
         records = NewRecords(question.run, data, study.data)
         note(records.require_known(force=False))
@@ -300,8 +300,8 @@ def explore(
     overrides: Overrides = None,
     out: Annotated[Path, typer.Option("--out", help="File to write")] = Path("explorer.html"),
     overwrite: Overwrite = False,
-    patients: Annotated[
-        int, typer.Option("--patients", hidden=True, help="At most so many, drawn at random")
+    subjects: Annotated[
+        int, typer.Option("--subjects", hidden=True, help="At most so many, drawn at random")
     ] = 10_000,
     fewest: Annotated[
         int,
@@ -325,7 +325,7 @@ def explore(
             help="Above it, what-if answers are those of the latest prediction only",
         ),
     ] = None,
-    recalibrate: Recalibrate = False,
+    recalibrated: Recalibrated = False,
     force: Force = False,
     config: Config = None,
 ) -> None:
@@ -344,11 +344,11 @@ def explore(
         data,
         out,
         overwrite=overwrite,
-        patients=patients,
+        subjects=subjects,
         fewest=fewest,
         what_if=what_if,
         megabytes=15.0 if megabytes is None else megabytes,
-        recalibrated=recalibrate,
+        recalibrated=recalibrated,
         force=force,
         facts=study.data,
         progress=shown(),

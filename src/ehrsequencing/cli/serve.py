@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ehrsequencing.cli.console import bar, finish, note, remark, say, shown
-from ehrsequencing.cli.options import Force, Overwrite, Recalibrate, RunFolder, open_run
+from ehrsequencing.cli.options import Force, Overwrite, Recalibrated, RunFolder, open_run
 from ehrsequencing.core.errors import EhrseqError, install
 from ehrsequencing.core.signals import keep_freed_memory
 
@@ -41,7 +41,7 @@ def serve(
         str,
         typer.Option("--stale", help="A card gives no risk where the newest row is older"),
     ] = "1y",
-    recalibrate: Recalibrate = False,
+    recalibrated: Recalibrated = False,
     max_body: Annotated[
         int,
         typer.Option("--max-body", hidden=True, min=1, max=1024, help="Largest request, in MiB"),
@@ -114,7 +114,7 @@ def serve(
         from ehrsequencing.explorer import ExplorerSettings, collect, page as page_of
         from ehrsequencing.prediction.predict import NewRecords
 
-        settings = ExplorerSettings(what_if=what_if, recalibrated=recalibrate)
+        settings = ExplorerSettings(what_if=what_if, recalibrated=recalibrated)
         with bar("reading the patients") as tick:
             records = NewRecords(opened, data)
             return page_of(collect(records, settings, force=force, progress=tick, say=note))
@@ -133,7 +133,7 @@ def serve(
         port=port,
         token=token,
         names=tuple(allow_host or ()),
-        recalibrated=recalibrate,
+        recalibrated=recalibrated,
         limits=limits,
         explorer=explorer,
         on_start=on_start,

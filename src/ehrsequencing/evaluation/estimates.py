@@ -370,7 +370,7 @@ def recalibrate(run: Run, prepared: Prepared) -> Recalibration:
         log λ'_{e,k} = a_e + b_e · log λ_{e,k}        a = 0, b = 1: nothing to fix
 
     λ are the hazards of the run, in a blend the blended ones. b < 1 draws the hazards of different people together (an
-    over-fitted model), a moves their level. The model is not changed: `ehrseq predict --recalibrate` uses the result.
+    over-fitted model), a moves their level. The model is not changed: `ehrseq predict --recalibrated` uses the result.
     """
     records = prepared.records(run.task.name, FITTED_ON)
     rows = records.rows

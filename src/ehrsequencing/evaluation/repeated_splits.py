@@ -131,8 +131,12 @@ def summarise(splits: Sequence[Split]) -> dict[str, Any]:
 
     def line(place: Place, values: Floats) -> dict[str, Any]:
         mean, low, high = corrected_interval(values, ratio)
-        few = _too_few(splits, place, share=ratio / (1.0 + ratio))
+        counted = _counted(splits, place, share=ratio / (1.0 + ratio))
+        few = counted is not None and bool(too_few(*counted))
+        events, subjects = counted or (None, None)
         return place._asdict() | {
+            "events": events,
+            "subjects": subjects,
             "mean": number(mean),
             "median": None if np.isnan(mean) else number(np.nanmedian(values)),
             "low": None if few else number(low),
@@ -158,15 +162,18 @@ def summarise(splits: Sequence[Split]) -> dict[str, Any]:
     }
 
 
-def _too_few(splits: Sequence[Split], place: Place, *, share: float) -> bool:
-    """Whether all splits together hold out too few for a comparison.
+def _counted(splits: Sequence[Split], place: Place, *, share: float) -> tuple[int, int] | None:
+    """How many subjects with the event, and how many subjects, all splits together hold out.
 
     A split holds out a share p of the cohort and so of those counted: the cohort has mean / p of them, and J splits
     miss each with the chance (1 − p)^J.
     """
     reached = (1.0 - (1.0 - share) ** len(splits)) / share
     counts = [split.counts[place] for split in splits if place in split.counts]
-    return bool(counts) and bool(too_few(*(reached * np.mean(counts, axis=0))))
+    if not counts:
+        return None
+    events, subjects = reached * np.mean(counts, axis=0)
+    return int(events), int(subjects)
 
 
 def repeated_splits(

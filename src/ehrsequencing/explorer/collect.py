@@ -90,7 +90,7 @@ def collect(
         say(text)
     if len(patients) < gathered.in_all:
         say(
-            f"{len(patients):,} of {gathered.in_all:,} patients, drawn at random: --patients shows more"
+            f"{len(patients):,} of {gathered.in_all:,} patients, drawn at random: --subjects shows more"
         )
     words = read_descriptions(records.data)
     shown = shown_codes(patients, gathered.codes, run.vocabulary, words, fewest=settings.fewest)

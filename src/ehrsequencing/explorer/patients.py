@@ -32,7 +32,7 @@ class ExplorerSettings:
     """What an explorer shows, and what it hides.
 
     Attributes:
-        patients: At most so many patients; where there are more, they are drawn at random.
+        subjects: At most so many patients; where there are more, they are drawn at random.
         fewest: A code that fewer patients have is shown as "rare code".
         what_if: Whether single removals are computed in advance.
         megabytes: The what-if answers cover every prediction time where the file stays below this size; else only the
@@ -43,14 +43,14 @@ class ExplorerSettings:
         EhrseqError: A number is out of range.
     """
 
-    patients: int = 10_000
+    subjects: int = 10_000
     fewest: int = SMALLEST_COUNT
     what_if: bool = True
     megabytes: float = 15.0
     recalibrated: bool = False
 
     def __post_init__(self) -> None:
-        for name, value in (("patients", self.patients), ("fewest", self.fewest)):
+        for name, value in (("subjects", self.subjects), ("fewest", self.fewest)):
             if value < 1:
                 raise EhrseqError(f"{name} is {value}", where="explorer", fix="use 1 or more")
         if self.megabytes <= 0:
@@ -173,13 +173,13 @@ def gather(
     for record, rows in records.prediction_times(Moment("all")):
         own = np.unique(rows.subject)
         key, in_all = chance.random(len(own)), in_all + len(own)
-        drawn = np.sort(np.argsort(key)[: settings.patients])
+        drawn = np.sort(np.argsort(key)[: settings.subjects])
         if len(drawn):
             keys.append(key[drawn])
             parts.append(_of_shard(record, rows, asked, records, days, numbers).take(own[drawn]))
     if not parts:
         raise no_prediction_times(records)
-    order = np.argsort(np.concatenate(keys))[: settings.patients]
+    order = np.argsort(np.concatenate(keys))[: settings.subjects]
     return Gathered(joined(parts).take(order), tuple(numbers), in_all)
 
 

@@ -342,7 +342,8 @@ def render_list(summary: Mapping[str, Any], drift: Drift) -> str:
     asked = ", ".join(f"{n:,} at {WHEN[kind]}" for kind, n in times.items())
     lines = [f"Asked: {asked}.", drift.verdict]
     if summary["threshold"] is not None:
-        limit = f"{percent(summary['threshold'])} or more, {summary['threshold_from']}"
+        source = summary["threshold_from"].replace("--threshold", "the threshold given")
+        limit = f"{percent(summary['threshold'])} or more, {source}"
         lines.insert(1, f"{above['people']:,} people have a risk of {limit}.")
     rows = [
         (

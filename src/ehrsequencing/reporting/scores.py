@@ -307,7 +307,8 @@ def caveats(table: Scores, verdicts: list[Case], most: int = 2) -> list[Case]:
     """What speaks most against the numbers, the gravest first: kinds of sentence with their values."""
     m, cases = table.m, list[Case]()
     if all(case["rank"] == "too few" for case in verdicts):
-        cases.append({"kind": "few", "events": FEWEST_EVENTS, "subjects": FEWEST_SUBJECTS})
+        few = {"kind": "few", "events": FEWEST_EVENTS, "subjects": FEWEST_SUBJECTS}
+        cases.append({**few, "repeated": bool(m["repeated_splits"] or m["external"] or m["score"])})
     if m["data"]["simulated"]:
         cases.append({"kind": "simulated"})
     # so few are still followed at the main horizon that single subjects carry a number

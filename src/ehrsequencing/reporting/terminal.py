@@ -6,10 +6,10 @@ from typing import Any
 
 from ehrsequencing.config import format_days
 from ehrsequencing.core.disclosure import TOO_FEW
-from ehrsequencing.core.result_types import Oracle, Shared, SharedAudit
+from ehrsequencing.core.result_types import Oracle, Shared, SharedAudit, place_of
 from ehrsequencing.metrics.registry import METRICS, in_columns, taken
 from ehrsequencing.records.attrition import from_index
-from ehrsequencing.reporting.scores import Row, Scores
+from ehrsequencing.reporting.scores import Scores
 from ehrsequencing.reporting.wording import verdict, with_interval
 
 COLUMNS, MOST_MODELS = 100, 6
@@ -38,6 +38,14 @@ def metric_lines(metrics: Shared) -> list[str]:
     where = f"{cause} within {format_days(horizon or 0)}, {place_words}"
     if table.too_few(landmark, horizon):
         lines.append(f"{where}: {TOO_FEW}, nothing is compared")
+        if repeated := metrics.get("repeated_splits"):
+            means = {(row["model"], *place_of(row), row["metric"]): row for row in repeated["rows"]}
+            cells = {
+                name: [_cell(means.get((name, *place, column.key)), "mean") for column in columns]
+                for name in shown
+            }
+            heads = [column.name for column in columns]
+            lines += [f"means over {repeated['splits']} random splits", *_table(heads, cells)]
     elif any(row is not None for cells in rows.values() for row in cells):
         heads = [*(column.name for column in columns), "NLL"]
         cells = {
@@ -112,13 +120,13 @@ def _oracle_lines(oracle: Oracle | None) -> list[str]:
     return lines
 
 
-def _cell(row: Row | None) -> str:
+def _cell(row: Mapping[str, Any] | None, key: str = "value") -> str:
     if row is None:
         return "undefined"
     return (
         TOO_FEW
         if row.get("reason") == TOO_FEW
-        else with_interval(row["value"], row["low"], row["high"], ".3f")
+        else with_interval(row[key], row["low"], row["high"], ".3f")
     )
 
 

@@ -69,7 +69,7 @@ COMMANDS: dict[str, Command] = {
     "evaluate": Command(
         lambda i, o: ["evaluate", o / "x", "--baselines", "none", "evaluation.bootstrap=0"], starts_from="run"
     ),
-    "explore": Command(lambda i, o: ["explore", i / "run", i / "sim", "--out", o / EXPLORER, "--patients", 5]),
+    "explore": Command(lambda i, o: ["explore", i / "run", i / "sim", "--out", o / EXPLORER, "--subjects", 5]),
     "share": Command(lambda i, o: ["export", i / "run", "--format", "share", "--out", o / "x"]),
     "predict": Command(lambda i, o: ["predict", i / "run", i / "sim", "--at", "last", "--out", o / "x.parquet"]),
     "audit": Command(lambda i, o: ["audit", o / "x", "--subjects", 3], starts_from="run"),

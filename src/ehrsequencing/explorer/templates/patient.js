@@ -94,7 +94,7 @@ function drawTimeline() {
   const outcome = data.cause[row] === about.not_known ? null : { day: dayOf(data.end_day[row]), cause: data.cause[row] };
   const days = [...times.map((time) => time[0]), ...visits.map((visit) => visit.day), outcome?.day ?? 0];
   const first = Math.min(...days.slice(0, 1), 0), last = Math.max(reduceMost(days), 1), lanes = lanesOf(visits), labs = labsOf(visits);
-  const isNarrow = innerWidth <= 700, width = isNarrow ? 390 : 900, names = isNarrow ? 17 : 24; // letters of a lane's name
+  const isNarrow = innerWidth <= 700, width = isNarrow ? 390 : 900, names = isNarrow ? 15 : 22; // letters of a lane's name
   const [left, right, head, plot] = [isNarrow ? 124 : 168, width - 50, 52, 124], base = head + plot;
   const height = base + 12 + lanes.length * LANE + labs.length * LAB + 44, floor = height - 40;
   const x = scale(first, last, left, right), top = Math.min(1, 1.15 * reduceMost(times.map((time) => time[1]))) || 0.01, y = scale(0, top, base, head);
