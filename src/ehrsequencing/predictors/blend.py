@@ -175,8 +175,8 @@ def _require_trees(arrays: Mapping[str, NDArray[Any]], columns: int, folder: Pat
     """Refuse trees that name other columns or nodes than there are, or that never end: hashes prove no author."""
     for name in arrays:
         if name.startswith("boosted.trees.") and name.endswith((".left", ".right")):
-            nodes = arrays[name].shape[-1]
-            _require(arrays, name, nodes, folder, least=np.arange(nodes))  # a leaf is its own child
+            nodes = arrays[name].shape[-1]  # their numbers are bytes, and a leaf is its own child
+            _require(arrays, name, min(nodes, 256), folder, least=np.arange(nodes))
         elif name.startswith("boosted.trees.") and name.endswith(".feature"):
             _require(arrays, name, columns, folder)
 

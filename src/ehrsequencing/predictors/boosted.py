@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +27,8 @@ EVENTS_TO_TRY = 500
 UNWATCHED_TREES = 100  # of a cause that no tuning subject had: nothing says when to stop
 # periods × columns: by which LightGBM chooses how it stores them (some 16 bytes each), and that a tree looks at
 MOST_AT_ONCE = 24_000_000
-_CHUNK_ROWS = 4096  # rows that walk through all trees together: what fits the cache
+_REDRAWN = 10  # trees that look at one draw, which LightGBM copies
+_CHUNK_ROWS = 20_000  # rows that walk through all trees together: their bytes fit the cache
 MOST_TREES = 500  # of a cause
 PATIENCE = 25  # trees without a gain for tuning subjects, after which it stops
 _FEW_ROWS = 20_000  # below, threads wait for one another longer than they work
@@ -163,21 +165,26 @@ class Trees:
     def _add_leaves(self, bins: Bytes, total: Floats) -> None:
         """Add the leaf of each tree, in order, to the sums (r,) of rows whose bins (columns, r) are given.
 
-        A child comes after its parent, so that one pass over a tree's nodes brings each row to its leaf.
+        A child comes after its parent, so that one pass over a tree's nodes brings each row to its leaf. Bytes are
+        added and multiplied in place, which is several times as fast as a choice.
         """
         after = bins + np.uint8(1)  # what is not known comes first: 255 + 1 = 0
         inner = self.left != np.arange(self.left.shape[1])
         highest = np.clip(np.floor(self.threshold), -1, UNKNOWN - 1).astype(np.int64)
-        kind = np.min_scalar_type(self.left.shape[1])
+        node, here, right = (np.empty(len(total), dtype) for dtype in (np.uint8, bool, bool))
         for t, value in enumerate(self.value):
-            node = np.zeros(len(total), dtype=kind)
+            node.fill(0)
             for n in np.flatnonzero(inner[t]).tolist():
                 missing_left = int(self.missing_left[t, n])
                 known = (after if missing_left else bins)[self.feature[t, n]]
-                goes_left = known <= int(highest[t, n]) + missing_left
-                left, right = kind.type(self.left[t, n]), kind.type(self.right[t, n])
-                node = np.where(node == n, np.where(goes_left, left, right), node)
-            total += value[node]
+                np.equal(node, n, out=here)
+                np.greater(known, int(highest[t, n]) + missing_left, out=right)
+                right &= here
+                # modulo 256: n becomes the left child, and where it goes right the right one
+                left, more = int(self.left[t, n]) - n, int(self.right[t, n] - self.left[t, n])
+                node += here.view(np.uint8) * np.uint8(left)
+                node += right.view(np.uint8) * np.uint8(more % 256)
+            total += value.take(node)
 
 
 @dataclass(frozen=True)
@@ -249,18 +256,26 @@ class PeriodBins:
         if reference is None:
             some = np.linspace(0, len(self) - 1, most).astype(np.int64)
             reference = of(self.numbers(some, seen), most, None)
-        whole = self
+        return of(_streamed()(self, seen), len(self), reference)
 
-        class Columns(lightgbm.Sequence):  # type: ignore[misc, name-defined]
-            batch_size = 4096
 
-            def __len__(self) -> int:
-                return len(whole)
+@cache
+def _streamed() -> Any:
+    """A class of rows that LightGBM reads some at a time."""
 
-            def __getitem__(self, some: slice) -> Floats32:
-                return whole.numbers(some, seen)
+    class Streamed(_lightgbm().Sequence):  # type: ignore[misc]
+        batch_size = 4096
 
-        return of(Columns(), len(self), reference)
+        def __init__(self, design: PeriodBins, seen: Ints) -> None:
+            self.design, self.seen = design, seen
+
+        def __len__(self) -> int:
+            return len(self.design)
+
+        def __getitem__(self, some: slice) -> Floats32:
+            return self.design.numbers(some, self.seen)
+
+    return Streamed
 
 
 @dataclass(frozen=True)
@@ -304,7 +319,7 @@ def boosting(
     settings |= {"seed": seed, "num_threads": 1 if len(fitted.event) < _FEW_ROWS else 0}
     most = MOST_AT_ONCE / len(seen)
     if len(fitted.event) > most:  # each tree has a draw of its own
-        settings |= {"bagging_fraction": most / len(fitted.event), "bagging_freq": 1}
+        settings |= {"bagging_fraction": most / len(fitted.event), "bagging_freq": _REDRAWN}
     start = float(np.log(fitted.event.sum() / fitted.expected.sum()))
     train = fitted.dataset(seen, settings, start)
     if watched is None:
