@@ -15,12 +15,13 @@ from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json, write_bytes, write_json
 from ehrsequencing.core.outputs import ARRAYS_FILE, BLEND_FILE
-from ehrsequencing.predictors.boosted import BoostedVisits, Trees
+from ehrsequencing.predictors.boosted import BoostedVisits
 from ehrsequencing.predictors.features import LinearDesign
 from ehrsequencing.predictors.history import FeatureSpec
 from ehrsequencing.predictors.landmark_cox import CoxHazards
 from ehrsequencing.predictors.of_history import hazards_of_each
 from ehrsequencing.predictors.predictor import Known, Predictor, in_parts
+from ehrsequencing.predictors.trees import Trees
 from ehrsequencing.predictors.weights import BlendWeights, blended_hazards
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.vocabulary import Vocabulary
