@@ -12,9 +12,10 @@ from hypothesis import given, settings, strategies as st
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.core import arrays
 from ehrsequencing.predictors import boosted, features
-from ehrsequencing.predictors.boosted import BoostedVisits, Trees
+from ehrsequencing.predictors.boosted import BoostedVisits
 from ehrsequencing.predictors.features import UNKNOWN, feature_cuts, feature_range
 from ehrsequencing.predictors.history import has_people, history_features
+from ehrsequencing.predictors.trees import Trees
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from helpers.baselines import given_to, with_rows
@@ -148,7 +149,7 @@ def test_rows_that_come_in_parts_are_stored_as_all_at_once(monkeypatch: pytest.M
     settings = boosted._ALWAYS | {"num_leaves": 8, "seed": 0}
     texts = []
     for most in (10**6, 2500):  # cells; the sample holds every bin
-        monkeypatch.setattr(boosted, "MOST_AT_ONCE", most)
+        monkeypatch.setattr(boosted, "MOST_SAMPLED", most)
         again = boosted.PeriodBins(design.bins, design.row, design.part)
         data = boosted.Counts(again, event, expected).dataset(np.arange(5), settings, 0.1)
         assert data.num_data() == len(design)
@@ -164,7 +165,7 @@ def test_trees_that_look_at_a_draw_each_expect_what_happened(monkeypatch: pytest
     without = np.exp(start) - event[watched].sum() * start / n
     gains = []
     for most in (10**6, 7500):
-        monkeypatch.setattr(boosted, "MOST_AT_ONCE", most)
+        monkeypatch.setattr(boosted, "MOST_GROWN", most)
         fitted, tuning = (
             boosted.Counts(
                 boosted.PeriodBins(design.bins, design.row[some], design.part[some]), event[some], expected[some]

@@ -161,8 +161,9 @@ class BEHRTForSurvival(SurvivalModel):
         tokens = Tokens.of_batch(batch)
         inputs, states = self.encoder(batch, tokens)
         x = self.aggregate_visits(inputs, tokens)
-        z, h = self._with_table(self.aggregate_visits(states, tokens), batch)
-        return torch.cat([x, h], 1), z
+        z = self.aggregate_visits(states, tokens)
+        h = self._of_table(batch, z)
+        return torch.cat([x, h], 1), self._with_table(z, h)
 
     @staticmethod
     def aggregate_visits(states: Tensor, tokens: Tokens) -> Tensor:

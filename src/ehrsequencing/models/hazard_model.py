@@ -89,12 +89,13 @@ class HazardModel(nn.Module):
                 dropout=config.dropout,
             )
 
-    def _with_table(self, x: Tensor, batch: VisitBatch) -> tuple[Tensor, Tensor]:
-        """(N, d) rows → the same with what their numbers add, and h of the table branch, (N, width) or (N, 0)."""
-        if self.table is None:
-            return x, x[:, :0]
-        h = self.table(batch)
-        return x + self.table.W_x(h), h
+    def _of_table(self, batch: VisitBatch, x: Tensor) -> Tensor:
+        """(N, width) h of the table branch; (N, 0) without one."""
+        return x[:, :0] if self.table is None else self.table(batch)
+
+    def _with_table(self, x: Tensor, h: Tensor) -> Tensor:
+        """(N, d) rows → the same with what their numbers add."""
+        return x if self.table is None else x + self.table.W_x(h)
 
     def hazard_logits(self, z: Tensor, *, wide: Tensor | None) -> Tensor:
         """(N, d) states, and what the wide head looks at → logits, of queries too."""

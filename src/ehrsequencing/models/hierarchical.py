@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from ehrsequencing.batches.equal_visits import distinct_visits
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig
 from ehrsequencing.core.elsewhere import answering
@@ -65,8 +66,15 @@ class HierarchicalBEHRTForSurvival(SurvivalModel):
 
     def _inputs(self, batch: VisitBatch) -> tuple[Tensor, Tensor]:
         """(N, d) what enters the timeline, and (N, width) h of the table branch; K codes, N visits, all packed."""
-        e = self.code_embedding(batch)  # (K, d)  module 1, as `CodeVectors`
+        equal = None
+        if not (self.training or torch.is_grad_enabled()) and batch.codes.device.type == "cpu":
+            equal = distinct_visits(batch)  # copies of one person share visits
+        visits = batch if equal is None else equal[0]
+        e = self.code_embedding(visits)  # (K, d)  module 1, as `CodeVectors`
+        u = self.visit_encoder(e, visits)  # (N, d)  module 2: mean, attention …
+        h = self._of_table(visits, u)  # (N, width)  the visit's numbers side by side
+        if equal is not None:
+            u, h = (one.index_select(0, equal[1]) for one in (u, h))
         static = gather_rows(self.code_embedding.of_static(batch), batch.subject_of_visit)  # (N, d)
-        u = self.visit_encoder(e, batch) + static  # (N, d)  module 2: mean, attention …
-        x: Tensor = self.visit_time_embedding(u, batch)  # (N, d)  module 3: index + age + time gap
-        return self._with_table(x, batch)  # (N, d), (N, width)  the visit's numbers side by side
+        x: Tensor = self.visit_time_embedding(u + static, batch)  # module 3: index + age + time gap
+        return self._with_table(x, h), h

@@ -15,12 +15,13 @@ from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json, write_bytes, write_json
 from ehrsequencing.core.outputs import ARRAYS_FILE, BLEND_FILE
-from ehrsequencing.predictors.boosted import BoostedVisits, Trees
+from ehrsequencing.predictors.boosted import BoostedVisits
 from ehrsequencing.predictors.features import LinearDesign
 from ehrsequencing.predictors.history import FeatureSpec
 from ehrsequencing.predictors.landmark_cox import CoxHazards
 from ehrsequencing.predictors.of_history import hazards_of_each
 from ehrsequencing.predictors.predictor import Known, Predictor, in_parts
+from ehrsequencing.predictors.trees import Trees
 from ehrsequencing.predictors.weights import BlendWeights, blended_hazards
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.vocabulary import Vocabulary
@@ -175,8 +176,8 @@ def _require_trees(arrays: Mapping[str, NDArray[Any]], columns: int, folder: Pat
     """Refuse trees that name other columns or nodes than there are, or that never end: hashes prove no author."""
     for name in arrays:
         if name.startswith("boosted.trees.") and name.endswith((".left", ".right")):
-            nodes = arrays[name].shape[-1]
-            _require(arrays, name, nodes, folder, least=np.arange(nodes))  # a leaf is its own child
+            nodes = arrays[name].shape[-1]  # their numbers are bytes, and a leaf is its own child
+            _require(arrays, name, min(nodes, 256), folder, least=np.arange(nodes))
         elif name.startswith("boosted.trees.") and name.endswith(".feature"):
             _require(arrays, name, columns, folder)
 

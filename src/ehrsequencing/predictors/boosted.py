@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -13,20 +14,19 @@ from ehrsequencing.predictors.features import MOST_BINS, UNKNOWN, before_pairs, 
 from ehrsequencing.predictors.fitting_data import FittingData, kind_of
 from ehrsequencing.predictors.history import FeatureSpec
 from ehrsequencing.predictors.of_history import OfHistory
+from ehrsequencing.predictors.trees import Trees
 from ehrsequencing.records.hazards import event_bin, exposure
 from ehrsequencing.records.timelines import TaskRows
 from ehrsequencing.records.vocabulary import Vocabulary
-
-if TYPE_CHECKING:
-    import lightgbm
 
 TIME_PARTS = 2  # within which the factor is constant; the cohort's own hazard keeps the whole grid
 # tuning subjects with the event; fewer choose the worse setting (PBC2: 46 people made it worse)
 EVENTS_TO_TRY = 500
 UNWATCHED_TREES = 100  # of a cause that no tuning subject had: nothing says when to stop
-# periods × columns: by which LightGBM chooses how it stores them (some 16 bytes each), and that a tree looks at
-MOST_AT_ONCE = 24_000_000
-_CHUNK_ROWS = 4096  # rows that walk through all trees together: what fits the cache
+# periods × columns
+MOST_SAMPLED = 16_000_000  # by which LightGBM chooses how it stores them, some 16 bytes each
+MOST_GROWN = 32_000_000  # that a tree looks at
+_REDRAWN = 10  # trees that look at one draw, which LightGBM copies
 MOST_TREES = 500  # of a cause
 PATIENCE = 25  # trees without a gain for tuning subjects, after which it stops
 _FEW_ROWS = 20_000  # below, threads wait for one another longer than they work
@@ -69,115 +69,6 @@ TRIALS: tuple[dict[str, Any], ...] = (
     _FIRST | {"num_leaves": 4, "feature_fraction": 0.1},
     _FIRST | {"num_leaves": 2, "feature_fraction": 1.0},
 )
-
-
-@dataclass(frozen=True)
-class Trees:
-    """T trees of at most n nodes as plain arrays, kept without a pickle.
-
-        f(x) = exp(start + Σ_t value_t(leaf of x in tree t))
-
-    At an inner node a row goes left where the bin of its feature is at most the threshold, or `UNKNOWN` and
-    `missing_left`. A leaf is its own left and right.
-
-    Attributes:
-        start: () the sum before the first tree.
-        feature: (T, n) column that a node looks at.
-        threshold: (T, n) float64, from −1 to 254.
-        missing_left: (T, n) where rows without the feature go.
-        left: (T, n) number of the left child.
-        right: (T, n) of the right one.
-        value: (T, n) of a leaf.
-    """
-
-    start: Floats
-    feature: Ints
-    threshold: Floats
-    missing_left: Bools
-    left: Ints
-    right: Ints
-    value: Floats
-
-    @classmethod
-    def from_lightgbm(
-        cls, booster: lightgbm.Booster, columns: Ints, *, start: float, trees: int
-    ) -> Trees:
-        """The first trees of a fitted boosting with a logarithmic link (Poisson loss).
-
-        A node whose feature was known in every training row sends a row without it where more of them went.
-
-        Args:
-            booster: The boosting.
-            columns: Where each of its features stands in the rows to predict for.
-            start: The sum before the first tree.
-            trees: How many.
-        """
-        text = booster.model_to_string(num_iteration=trees) if trees else ""
-        stages = [_fields(one) for one in text.split("\nTree=")[1:]]
-        nodes = max((2 * len(stage["leaf_value"]) - 1 for stage in stages), default=1)
-        made = cls.empty(start, len(stages), nodes)
-        for t, stage in enumerate(stages):
-            leaves, inner = len(stage["leaf_value"]), len(stage["leaf_value"]) - 1
-            made.value[t, inner : inner + leaves] = stage["leaf_value"]
-            if not inner:
-                continue
-            rows = np.append(stage["internal_count"], stage["leaf_count"])
-            # a leaf has the number −1, −2 … in the text, and stands after the inner nodes here
-            left, right = (
-                np.where(child < 0, inner - 1 - child, child).astype(np.int64)
-                for child in (stage["left_child"], stage["right_child"])
-            )
-            made.feature[t, :inner] = columns[stage["split_feature"].astype(np.int64)]
-            made.threshold[t, :inner] = stage["threshold"]
-            made.left[t, :inner], made.right[t, :inner] = left, right
-            kind = stage["decision_type"].astype(np.int64)
-            was_missing, goes_left = kind >> 2 & 3 == 2, kind >> 1 & 1 == 1
-            made.missing_left[t, :inner] = np.where(
-                was_missing, goes_left, rows[left] >= rows[right]
-            )
-        return made
-
-    @classmethod
-    def empty(cls, start: float, trees: int, nodes: int) -> Trees:
-        """So many trees of so many leaves that add nothing."""
-        shape = (trees, nodes)
-        own = np.broadcast_to(np.arange(nodes), shape)
-        return cls(
-            np.array(start),
-            np.zeros(shape, np.int64),
-            np.zeros(shape),
-            np.zeros(shape, bool),
-            own.copy(),
-            own.copy(),
-            np.zeros(shape),
-        )
-
-    def predict(self, design: Bytes) -> Floats:
-        """F of each row of (r, columns) bins."""
-        total = np.full(len(design), float(self.start))
-        for first in range(0, len(design), _CHUNK_ROWS):
-            some = slice(first, first + _CHUNK_ROWS)
-            self._add_leaves(np.ascontiguousarray(design[some].T), total[some])
-        return np.asarray(np.exp(total))
-
-    def _add_leaves(self, bins: Bytes, total: Floats) -> None:
-        """Add the leaf of each tree, in order, to the sums (r,) of rows whose bins (columns, r) are given.
-
-        A child comes after its parent, so that one pass over a tree's nodes brings each row to its leaf.
-        """
-        after = bins + np.uint8(1)  # what is not known comes first: 255 + 1 = 0
-        inner = self.left != np.arange(self.left.shape[1])
-        highest = np.clip(np.floor(self.threshold), -1, UNKNOWN - 1).astype(np.int64)
-        kind = np.min_scalar_type(self.left.shape[1])
-        for t, value in enumerate(self.value):
-            node = np.zeros(len(total), dtype=kind)
-            for n in np.flatnonzero(inner[t]).tolist():
-                missing_left = int(self.missing_left[t, n])
-                known = (after if missing_left else bins)[self.feature[t, n]]
-                goes_left = known <= int(highest[t, n]) + missing_left
-                left, right = kind.type(self.left[t, n]), kind.type(self.right[t, n])
-                node = np.where(node == n, np.where(goes_left, left, right), node)
-            total += value[node]
 
 
 @dataclass(frozen=True)
@@ -243,24 +134,32 @@ class PeriodBins:
             made = lightgbm.Dataset(data, np.zeros(rows), params=settings, reference=reference)
             return made.construct()
 
-        most = max(1, MOST_AT_ONCE // len(seen))
+        most = max(1, MOST_SAMPLED // len(seen))
         if len(self) <= most:
             return of(self.numbers(slice(None), seen), len(self), reference)
         if reference is None:
             some = np.linspace(0, len(self) - 1, most).astype(np.int64)
             reference = of(self.numbers(some, seen), most, None)
-        whole = self
+        return of(_streamed()(self, seen), len(self), reference)
 
-        class Columns(lightgbm.Sequence):  # type: ignore[misc, name-defined]
-            batch_size = 4096
 
-            def __len__(self) -> int:
-                return len(whole)
+@cache
+def _streamed() -> Any:
+    """A class of rows that LightGBM reads some at a time."""
 
-            def __getitem__(self, some: slice) -> Floats32:
-                return whole.numbers(some, seen)
+    class Streamed(_lightgbm().Sequence):  # type: ignore[misc]
+        batch_size = 4096
 
-        return of(Columns(), len(self), reference)
+        def __init__(self, design: PeriodBins, seen: Ints) -> None:
+            self.design, self.seen = design, seen
+
+        def __len__(self) -> int:
+            return len(self.design)
+
+        def __getitem__(self, some: slice) -> Floats32:
+            return self.design.numbers(some, self.seen)
+
+    return Streamed
 
 
 @dataclass(frozen=True)
@@ -302,9 +201,9 @@ def boosting(
     lightgbm = _lightgbm()
     settings = {name: value for name, value in (_ALWAYS | trial).items() if name != "pairs"}
     settings |= {"seed": seed, "num_threads": 1 if len(fitted.event) < _FEW_ROWS else 0}
-    most = MOST_AT_ONCE / len(seen)
+    most = MOST_GROWN / len(seen)
     if len(fitted.event) > most:  # each tree has a draw of its own
-        settings |= {"bagging_fraction": most / len(fitted.event), "bagging_freq": 1}
+        settings |= {"bagging_fraction": most / len(fitted.event), "bagging_freq": _REDRAWN}
     start = float(np.log(fitted.event.sum() / fitted.expected.sum()))
     train = fitted.dataset(seen, settings, start)
     if watched is None:
@@ -340,14 +239,6 @@ def _lightgbm() -> Any:
             fix="install it, as with apt-get install libgomp1",
         ) from error
     return lightgbm
-
-
-def _fields(tree: str) -> dict[str, Floats]:
-    """The arrays of one tree in LightGBM's text."""
-    lines = (line.partition("=") for line in tree.split("\n\n")[0].splitlines())
-    wanted = {"leaf_value", "leaf_count", "internal_count", "left_child", "right_child"}
-    wanted |= {"split_feature", "threshold", "decision_type"}
-    return {name: np.array(text.split(), np.float64) for name, _, text in lines if name in wanted}
 
 
 @dataclass

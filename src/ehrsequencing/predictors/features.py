@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -180,7 +180,7 @@ class LinearDesign:
         ranges = [feature_range(column, owner, enough=enough) for column in features[:, :alone].T]
         ranges += [None] * (len(columns) - alone)
         low, fill, high = _logarithms(
-            np.array([nothing if f is None else f for f in ranges]).T, columns
+            np.array([nothing if f is None else f for f in ranges]).T, columns.names
         )
         used = np.flatnonzero(high > low)
         unknown = np.isnan(features)
@@ -194,20 +194,22 @@ class LinearDesign:
 
     def __call__(self, features: Floats32) -> Floats:
         """(r, F) history features → (r, D) finite covariates."""
-        values = _logarithms(features, self.columns)
-        used = values[:, self.used]
-        parts = [np.clip(np.where(np.isnan(used), self.fill, used), self.low, self.high)]
-        parts.append(np.isnan(values[:, self.marked]).astype(np.float64))
-        if 0 in self.used:
-            age = parts[0][:, :1]  # the first of all features, and so of those used
-            parts.append(np.maximum(age - np.array(AGE_KNOTS_YEARS), 0.0))
+        names = [self.columns.names[column] for column in self.used.tolist()]
+        used = _logarithms(features[:, self.used], names)
+        np.copyto(used, self.fill, where=np.isnan(used))
+        np.clip(used, self.low, self.high, out=used)
+        parts = [used, np.isnan(features[:, self.marked]).astype(np.float64)]
+        if 0 in self.used:  # age is the first of all features, and so of those used
+            parts.append(np.maximum(used[:, :1] - np.array(AGE_KNOTS_YEARS), 0.0))
         return np.concatenate(parts, axis=1)
 
 
-def _logarithms(features: Floats | Floats32, columns: FeatureSpec) -> Floats:
+def _logarithms(features: Floats | Floats32, names: Sequence[str]) -> Floats:
+    """Features (r, n) of such names in float64, skewed ones as log(1 + ·)."""
     values = np.array(features, dtype=np.float64)
-    skewed = [number for number, name in enumerate(columns.names) if name.startswith(_SKEWED)]
-    values[:, skewed] = np.log1p(np.maximum(values[:, skewed], 0.0))
+    for column, name in enumerate(names):
+        if name.startswith(_SKEWED):
+            values[:, column] = np.log1p(np.maximum(values[:, column], 0.0))
     return values
 
 

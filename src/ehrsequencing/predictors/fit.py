@@ -19,6 +19,7 @@ from ehrsequencing.predictors.boosted import BoostedVisits
 from ehrsequencing.predictors.fitting_data import FittingData, kind_of
 from ehrsequencing.predictors.history import AGE_KNOTS_YEARS, has_static
 from ehrsequencing.predictors.landmark_cox import LandmarkCox
+from ehrsequencing.predictors.of_history import hazards_of_each
 from ehrsequencing.predictors.predictor import Predictor, in_parts
 from ehrsequencing.predictors.recalibration import MOST_ROWS, fit_recalibration
 from ehrsequencing.predictors.stack import fit_stack
@@ -203,14 +204,17 @@ def fit_last_step(model: Predictor, data: FittingData) -> tuple[Floats, Floats] 
     Returns:
         Intercept and slope (causes, bins); None where nobody decides, or it is off.
     """
+    return _last_step(model.all_hazards(data.tuning), data)
+
+
+def _last_step(hazards: Floats, data: FittingData) -> tuple[Floats, Floats] | None:
+    """The same of a model with such hazards (R, causes, bins) at the tuning rows."""
     if data.recalibration == 0 or not len(data.tuning):
         return None
     rows, chosen = data.tuning.rows, data.draw(np.arange(len(data.tuning)), MOST_ROWS)
-    is_chosen = np.isin(np.arange(len(data.tuning)), chosen)
-    eta = [np.log(hazards[is_chosen[part]]) for part, hazards in model.hazards(data.tuning)]
     fitted = fit_recalibration(
-        np.concatenate(eta),
-        model.edges_days,
+        np.log(hazards[chosen]),
+        data.edges_days,
         duration_days=rows.duration_days[chosen],
         cause=rows.cause[chosen],
         entry_days=rows.entry_days[chosen],
@@ -276,18 +280,27 @@ def fit_baselines(
     """
     if kind == "none":
         return []
-    out: list[Fitted] = []
+    models: list[Predictor] = []
     known, tuning = dict(known or {}), data.tuning.rows
-    decide = at_landmarks(tuning, data.task) & (tuning.cause == 1)
+    at = at_landmarks(tuning, data.task)
+    decide = at & (tuning.cause == 1)
     people = len(np.unique(tuning.subject[decide]))
     for number, (name, fit) in enumerate(BASELINES.items(), start=1):
         progress(f"{name}, {number} of {len(BASELINES)}")
-        model = known[name] if name in known else fit(data)
-        if isinstance(model, Blend):
-            known |= {part.name: part for part in model.parts}
-        step = None if name == MarginalIncidence.name else fit_last_step(model, data)
+        models.append(known[name] if name in known else fit(data))
+        if isinstance(models[-1], Blend):
+            known |= {part.name: part for part in models[-1].parts}
+    shape = (len(models), len(data.tuning), len(data.task.causes), len(data.edges_days) + 1)
+    hazards = np.empty(shape)
+    for rows, each in hazards_of_each(models, data.tuning):  # what they share is made once
+        hazards[:, rows] = each
+    out: list[Fitted] = []
+    for model, of_tuning in zip(models, hazards, strict=True):
+        step = None if model.name == MarginalIncidence.name else _last_step(of_tuning, data)
         if step is not None:
             model = model.recalibrated(*step)
-        out.append(Fitted(model, landmark_nll(model, data.tuning, data.task)))
+            of_tuning = np.exp(step[0] + step[1] * np.log(of_tuning))
+        nll = model._nll_of(of_tuning, tuning, slice(None))[at]
+        out.append(Fitted(model, float(nll.mean()) if len(nll) else float("nan")))
     few = people < EVENTS_TO_CHOOSE
     return sorted(out, key=lambda one: (few and one.model.name != STACKED, one.tuning_nll))

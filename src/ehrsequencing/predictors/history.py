@@ -28,7 +28,7 @@ TIMING = (
 )
 OF_CODE = ("count", "days_since")  # of every code, and of every pair of codes that share a visit
 OF_NUMBER = ("last", "mean", "min", "max")  # of a code with numbers: ranks among training values
-CHUNK_ITEMS = 2_000_000  # tokens, or rows, held at a time
+CHUNK_ITEMS = 500_000  # tokens, or rows, held at a time
 MOST_CHOOSING = 20_000  # training subjects by whom pairs are chosen, spread evenly over all
 AGE_KNOTS_YEARS = (40.0, 60.0, 75.0)
 SOME_ROWS = 8  # rows for each person wanted that `has_people` looks at first
