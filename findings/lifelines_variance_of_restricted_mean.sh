@@ -6,7 +6,7 @@
 #            estimate (Greenwood's, as R's survRM2), for an interval or a test.
 # Seen:      exponential times with mean 10, half of them censored, restricted to 10; patients, root of the variance
 #            given, Greenwood's standard error, and the standard deviation of the estimate over 100 bootstrap samples:
-#                100   3.5   0.38   0.35
+#                100   3.5   0.38   0.33
 #               1000   3.6   0.13   0.13
 #            What is given is the variance of a patient's time up to t, min(T, t), not that of its mean.
 #            (Users reported it in 2021, 2022 and 2026; it is still so.)
