@@ -11,7 +11,7 @@
 #            What is given is the variance of a patient's time up to t, min(T, t), not that of its mean.
 #            (Users reported it in 2021, 2022 and 2026; it is still so.)
 # Matters:   RMST is reported where hazards cross, with a difference and a p-value. With this variance the interval of
-#            1,000 patients is 28 times too wide, and two arms that differ never do. Divide nothing by the number of
+#            1,000 patients is 27 times too wide, and two arms that differ never do. Divide nothing by the number of
 #            patients either (censoring is left out then): use Greenwood's formula or a bootstrap.
 # Date:      2026-11-28
 set -euo pipefail
