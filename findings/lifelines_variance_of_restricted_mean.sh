@@ -6,12 +6,12 @@
 #            estimate (Greenwood's, as R's survRM2), for an interval or a test.
 # Seen:      exponential times with mean 10, half of them censored, restricted to 10; patients, root of the variance
 #            given, Greenwood's standard error, and the standard deviation of the estimate over 100 bootstrap samples:
-#                100   3.5   0.38   0.35
+#                100   3.5   0.38   0.33
 #               1000   3.6   0.13   0.13
 #            What is given is the variance of a patient's time up to t, min(T, t), not that of its mean.
 #            (Users reported it in 2021, 2022 and 2026; it is still so.)
 # Matters:   RMST is reported where hazards cross, with a difference and a p-value. With this variance the interval of
-#            1,000 patients is 28 times too wide, and two arms that differ never do. Divide nothing by the number of
+#            1,000 patients is 27 times too wide, and two arms that differ never do. Divide nothing by the number of
 #            patients either (censoring is left out then): use Greenwood's formula or a bootstrap.
 # Date:      2026-11-28
 set -euo pipefail
