@@ -25,6 +25,7 @@ from helpers.meds import (
     us,
     write_meds,
 )
+from helpers.settings import examples
 from reference.records import Records, Token, Visit
 
 WAYS = {
@@ -161,7 +162,7 @@ def test_oracle_and_store_agree_with_hand_counts(way: str, tmp_path: Path) -> No
     assert differences(store, records, splits) == []
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(160), deadline=None)
 @given(data=data_sets(), way=st.sampled_from(list(WAYS)), shards=st.integers(1, 3))
 def test_visits_are_those_of_plain_loops(data: tuple[list[Row], dict[int, str]], way: str, shards: int) -> None:
     rows, splits = data
