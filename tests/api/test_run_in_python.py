@@ -111,7 +111,10 @@ def test_a_plot_takes_axes_and_gives_them_back(here: Path) -> None:
         (lambda run: run.plot_risk("meds/", subject=-1), "no such subject"),
         (lambda run: run.explain("meds/", subject=1, kind="organ"), "no kind"),
         (lambda run: run.plot_effect("SEX//F", "meds/"), "codes with numbers: there is no code 'SEX//F'"),
-        (lambda run: run.plot_effect("age", "meds/"), "'age' is not one code with numbers .name one of LAB//MARKER"),
+        (
+            lambda run: run.plot_effect("age", "meds/"),
+            "'age' is not one code with numbers .name one, as in LAB//MARKER",
+        ),
         (lambda run: run.evaluation.plot_calibration("3y"), "3y was not evaluated .use one of 1y, 2y"),
         (lambda run: run.evaluation.plot_incidence(cause="hff"), "no cause 'hff' .use one of hf, death"),
     ],

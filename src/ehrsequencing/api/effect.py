@@ -66,7 +66,9 @@ def plot_effect_of_run(
     with opened(run, source, facts=facts, show=progress, label="moving values") as records:
         newest = newest_numbers(sampled_people(records, MOST_SUBJECTS))
         known = sorted(newest)
-        found = named_codes(code, known, where="code")[1] if isinstance(code, str) else []
+        found = (
+            named_codes(code, known, where="codes with numbers")[1] if isinstance(code, str) else []
+        )
         if len(found) != 1 or found[0] not in known:
             fix = f"name one, as in {', '.join(known[:3])}; ax= draws several into one figure"
             raise EhrseqError(f"{code!r} is not one code with numbers", where="code", fix=fix)

@@ -17,7 +17,7 @@ import pyarrow as pa
 from ehrsequencing.api import plots, predictions as curves
 from ehrsequencing.api.data import meds_folder, times
 from ehrsequencing.api.long_table import long_table, main_c
-from ehrsequencing.api.paper import PaperTable, accuracy_table
+from ehrsequencing.api.paper import PaperTable, accuracy_table, warn_of_few
 from ehrsequencing.api.predictions import StepFunction, risk_column
 from ehrsequencing.config import format_days
 from ehrsequencing.core.durations import day_of
@@ -256,7 +256,8 @@ class EvaluationResult(Hinted):
             ['ehrsequencing']
         """
         place, title = self._place(horizon, cause, landmark)
-        return accuracy_table(self.result, place, title=title)
+        warn_of_few(table := accuracy_table(self.result, place, title=title))
+        return table
 
     # ---- plots -------------------------------------------------------------------------------------------------
 

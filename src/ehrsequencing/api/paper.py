@@ -47,6 +47,13 @@ def _latex(text: object) -> str:
     return "".join(f"\\{c}" if c in "%&_#${}" else c for c in plain).replace("<", "$<$")
 
 
+def warn_of_few(table: PaperTable) -> None:
+    """Warn, two calls up, where a table has no number, and say how to get some."""
+    if table.frame.eq(TOO_FEW).all(axis=None):
+        remedy = "eh.evaluate(run, splits=25) divides, trains and evaluates again and again"
+        warnings.warn(f"{TOO_FEW}: {remedy}", stacklevel=4)
+
+
 def accuracy_table(
     result: Mapping[str, Any], place: Mapping[str, Any], *, title: str
 ) -> PaperTable:
@@ -70,7 +77,4 @@ def accuracy_table(
                     shown = with_interval(row["value"], row["low"], row["high"], ".2f")
                     own[metric.name] = shown if row["value"] is not None else row["reason"] or shown
     frame = pd.DataFrame.from_dict(cells, orient="index").fillna("")
-    if not repeated and frame.eq(TOO_FEW).all(axis=None):
-        remedy = "eh.evaluate(run, splits=25) divides, trains and evaluates again and again"
-        warnings.warn(f"{TOO_FEW} for {title}: {remedy}", stacklevel=5)
     return PaperTable(frame, f"Accuracy of each model for {title}, {of}")
