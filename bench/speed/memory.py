@@ -1,10 +1,11 @@
 """Memory of every command against the number of subjects: `python -m bench memory OUT [--subjects 10000 100000]`.
 
 With `--fhir FOLDER` of an export (.ndjson.gz), of `import fhir` instead: its resources are repeated under other ids.
+With `--blend`, of the default model with two epochs and its whole evaluation, on simulations that repeat nobody.
 
 A small simulation is repeated under other ids until there are enough subjects, 2,000 in each shard. Each command runs
 in a process of its own. "Own" is its memory without the pages of mapped files, which the system takes back when it
-needs them. The last column is how much more each further subject takes: a command that streams has next to nothing.
+needs them. The last columns are what each further subject takes: a command that streams has next to no memory.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from ehrsequencing.core.outputs import MANIFEST
 from ehrsequencing.simulate import SimulationConfig, simulate
 
 BLOCK = 2_000  # simulated subjects, and subjects of a shard
-DRAWN = "evaluation.subjects=5000"
+DRAWN, FEW = "evaluation.subjects=5000", SimulationConfig(truth_futures=4)
 SMALL = (
     "model.dim=16",
     "model.heads=2",
@@ -81,14 +82,18 @@ def measure(words: Sequence[object]) -> dict[str, float]:
     return {"own_mib": own, "peak_mib": peak, "seconds": child.wall_s, "cpu_seconds": child.cpu_s}
 
 
-def commands(data: Path, folder: Path) -> dict[str, list[object]]:
+def commands(data: Path, folder: Path, *, blend: bool) -> dict[str, list[object]]:
     """The commands that are measured, in the order in which they need one another."""
     prepared, run, risks = folder / "prepared", folder / "run", folder / "risks.parquet"
+    prepare = ["prepare", data, "--task", data / "task.yaml", "--out", prepared]
+    if blend:
+        train = ["train", prepared, "--out", run, "training.epochs=2"]
+        return {"prepare": prepare, "train": train, "evaluate": ["evaluate", run]}
     outside = ("--data", data, "--out", folder / "external")
     few = ("evaluation.bootstrap=20", "--baselines", "none")
     return {
-        "prepare": ["prepare", data, "--task", data / "task.yaml", "--out", prepared],
-        "train, one epoch": ["train", prepared, "--out", run, *SMALL],
+        "prepare": prepare,
+        "train": ["train", prepared, "--out", run, *SMALL],
         "predict --at last": ["predict", run, data, "--at", "last", "--out", risks],
         "evaluate": ["evaluate", run, *few],
         "evaluate, 5,000 subjects": ["evaluate", run, *few, DRAWN],
@@ -103,6 +108,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--subjects", type=int, nargs="+", default=[10_000, 100_000])
     parser.add_argument("--fhir", type=Path, help="Folder with a FHIR export: measure its import")
+    parser.add_argument("--blend", action="store_true", help="The default model, two epochs")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     if given.fhir is not None:
@@ -110,17 +116,20 @@ def main() -> None:
         return
     source = given.out / "block"
     if not source.is_dir():
-        simulate(source, subjects=BLOCK, seed=0, config=SimulationConfig(truth_futures=4))
+        simulate(source, subjects=BLOCK, seed=0, config=FEW)
     found: dict[str, dict[int, Any]] = {}
     for subjects in given.subjects:
         folder = given.out / str(subjects)
-        data = repeated(source, folder / "data", times=max(1, subjects // BLOCK))
-        for name, words in commands(data, folder).items():
-            if name == "train, one epoch":
+        data = folder / "data"
+        if not given.blend:
+            repeated(source, data, times=max(1, subjects // BLOCK))
+        elif not data.is_dir():
+            simulate(data, subjects=subjects, seed=0, config=FEW)
+        for name, words in commands(data, folder, blend=given.blend).items():
+            if name == "train":
                 shutil.rmtree(folder / "run", ignore_errors=True)
             found.setdefault(name, {})[subjects] = measure(words)
-            text = f"{subjects:,} subjects, {name}: {found[name][subjects]}"
-            print(text, file=sys.stderr, flush=True)
+            print(f"{subjects:,} subjects, {name}: {found[name][subjects]}", file=sys.stderr)
     (given.out / "memory.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
     print(table(found, given.subjects))
 
@@ -138,17 +147,16 @@ def measure_fhir(source: Path, out: Path, sizes: Sequence[int]) -> dict[str, dic
 
 
 def table(found: dict[str, dict[int, Any]], sizes: Sequence[int]) -> str:
-    """Own memory by command and number of subjects, as Markdown."""
-    lines = [
-        f"| own MiB | {' | '.join(f'{size:,}' for size in sizes)} | bytes for each further subject |"
-    ]
-    lines.append("|---|" + "---:|" * (len(sizes) + 1))
+    """Own memory and CPU time by command and number of subjects, as Markdown."""
+    columns = [*(f"{size:,}" for size in sizes), "bytes, CPU ms for each further subject"]
+    lines = [f"| own MiB (peak), CPU s | {' | '.join(columns)} |", "|---|" + "---:|" * len(columns)]
     for name, by in found.items():
-        measured = [by[size] for size in sizes if size in by]
-        cells = [f"{one['own_mib']:,.0f} ({one['peak_mib']:,.0f})" for one in measured]
-        first, last = by[min(by)], by[max(by)]
-        more = (last["own_mib"] - first["own_mib"]) * 2**20 / max(max(by) - min(by), 1)
-        lines.append(f"| {name} | {' | '.join(cells)} | {more:,.0f} |")
+        measured = [(one["own_mib"], one["peak_mib"], one["cpu_seconds"]) for one in by.values()]
+        cells = [f"{own:,.0f} ({peak:,.0f}), {cpu:,.0f}" for own, peak, cpu in measured]
+        first, last, further = by[min(by)], by[max(by)], max(max(by) - min(by), 1)
+        more = (last["own_mib"] - first["own_mib"]) * 2**20 / further
+        cpu = (last["cpu_seconds"] - first["cpu_seconds"]) * 1000 / further
+        lines.append(f"| {name} | {' | '.join(cells)} | {more:,.0f}, {cpu:,.1f} |")
     return "\n".join(lines)
 
 

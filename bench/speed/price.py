@@ -43,16 +43,8 @@ prepared, out, found, *settings = sys.argv[1:]
 train(Prepared(Path(prepared)), Path(out), study=load_study(None, settings), progress=False)
 used = resource.getrusage(resource.RUSAGE_SELF)
 run = Run(Path(out))
-records = run.prepared().records(run.task.name, "held_out")
-answers = run.predictor if hasattr(Run, "predictor") else run.answers
-nll = answers.nll(records)
+nll = run.predictor.nll(run.prepared().records(run.task.name, "held_out"))
 facts = {"cpu": used.ru_utime + used.ru_stime, "peak_mib": used.ru_maxrss / 1024, "nll": float(nll.mean())}
-facts["parts"] = {}
-blend = run.blend if run.study.training.blend else None
-if blend is not None and hasattr(blend, "parts"):
-    facts["parts"] = {part.name: float(part.nll(records).mean()) for part in blend.parts}
-    facts["weights"] = blend.weights.value.tolist()
-facts["epochs"] = len((Path(out) / "history.jsonl").read_text().splitlines())
 Path(found).write_text(json.dumps(facts))
 """
 

@@ -11,6 +11,7 @@ import pytest
 from lifelines import CoxPHFitter
 from sksurv.linear_model import CoxPHSurvivalAnalysis
 
+from ehrsequencing.predictors import cox
 from ehrsequencing.predictors.cox import (
     UNWATCHED_RIDGE_PER_EVENT,
     CoxFit,
@@ -95,6 +96,23 @@ def test_gradient_and_information_are_finite_differences(seed: int) -> None:
         up, down = ours(rows, beta + step), ours(rows, beta - step)
         assert gradient[f] == pytest.approx((up[0] - down[0]) / 2e-5, rel=1e-6, abs=1e-5)
         np.testing.assert_allclose(curvature[f], -(up[1] - down[1]) / 2e-5, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_neighbours_that_share_a_mean_make_no_curvature_too_small(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that every step leads up, and the maximum stays where it was."""
+    rows = sample(seed, n=600, ties=False)
+    rows = CoxRows(rows.x / rows.x.std(axis=0), rows.entry_days, rows.duration_days, rows.event)
+    beta = np.random.default_rng(seed).normal(size=3) / 2
+    nearly = ours(rows, beta)[2]
+    fit = CoxRegression(rows).fit(ridge=2.0)
+    monkeypatch.setattr(cox, "_MOST_TIMES", 10**6)
+    exact = ours(rows, beta)[2]
+    assert len(CoxRiskSets(rows).times_days) > 100
+    assert not np.array_equal(nearly, exact)
+    assert np.linalg.eigvalsh(nearly - exact).min() > -1e-4 * np.trace(exact)
+    np.testing.assert_allclose(nearly, exact, atol=0.05 * np.trace(exact))
+    np.testing.assert_allclose(fit.beta, CoxRegression(rows).fit(ridge=2.0).beta, rtol=0, atol=1e-7)
 
 
 def test_scikit_survival_finds_the_same_coefficients() -> None:

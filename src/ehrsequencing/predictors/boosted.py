@@ -24,7 +24,7 @@ TIME_PARTS = 2  # within which the factor is constant; the cohort's own hazard k
 EVENTS_TO_TRY = 500
 UNWATCHED_TREES = 100  # of a cause that no tuning subject had: nothing says when to stop
 # periods × columns
-MOST_SAMPLED = 16_000_000  # by which LightGBM chooses how it stores them, some 16 bytes each
+MOST_SAMPLED = 10_000_000  # by which LightGBM chooses how it stores them, some 16 bytes each
 MOST_GROWN = 32_000_000  # that a tree looks at
 _REDRAWN = 10  # trees that look at one draw, which LightGBM copies
 MOST_TREES = 500  # of a cause
