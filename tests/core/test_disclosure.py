@@ -215,7 +215,7 @@ def shared_files(exact: dict[str, Any], run: Run) -> dict[str, str]:
         DETAILS: render(told, DETAILS),  # drawn again where the exact result is gone
         "README.md": model_card(run, told, "The audit found no leak."),
         "terminal": "\n".join(metric_lines(told)),
-        "table 2": accuracy_table(told["metrics"], place, title="Accuracy").to_markdown(),
+        "table 2": accuracy_table(told, place, title="Accuracy").to_markdown(),
     }
 
 

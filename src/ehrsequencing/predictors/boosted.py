@@ -356,7 +356,8 @@ class BoostedVisits(OfHistory):
         """(r, causes, bins) what multiplies the base, of rows with these bins of features (r, used)."""
         parts = int(self.part_of[-1]) + 1
         factor = np.ones((len(bins), self.n_causes, parts))
-        design = np.concatenate([bins, bins[:, :1]], axis=1)
+        design = np.empty((len(bins), bins.shape[1] + 1), np.uint8)
+        design[:, :-1] = bins
         for part in range(parts):
             design[:, -1] = part
             for e, trees in enumerate(self.trees):
