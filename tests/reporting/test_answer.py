@@ -140,6 +140,35 @@ def test_a_leak_and_too_few_events_are_said_first() -> None:
     assert len(svgs(render(metrics, ANSWER))) < len(svgs(render(complete(), ANSWER)))
 
 
+def test_random_splits_answer_where_the_one_split_is_too_small() -> None:
+    metrics = complete()
+    main = metrics["main"]
+    place = {
+        "landmark_days": main["landmark_days"],
+        "cause": metrics["causes"][0],
+        "horizon_days": main["horizon_days"],
+    }
+    estimate = {"median": None, "values": [], "reason": None, "events": 80, "subjects": 300}
+    rows = [
+        {"model": "landmark Cox", "metric": "c", "mean": 0.857, "low": 0.805, "high": 0.909},
+        {"model": "landmark Cox", "metric": "ipa", "mean": -0.03, "low": None, "high": None},
+        {"model": "age + sex", "metric": "oe", "mean": None, "low": None, "high": None},
+    ]
+    metrics["repeated_splits"] = {
+        "splits": 25,
+        "seeds": [*range(25)],
+        "differences": [],
+        "rows": [place | estimate | row for row in rows],
+    }
+    assert "means over 25 random splits" not in answer(metrics)  # the run's own split says enough
+    for row in metrics["metrics"] + metrics["differences"]:
+        row.update(value=None, low=None, high=None, reason="too few events")
+    text = answer(metrics)
+    assert "from this one split. 25 random splits say more." in text
+    assert "O/E landmark Cox 0.86 0.81 to 0.91 −3% – Small" in text
+    assert "age + sex –" not in text
+
+
 CASES = {
     "good": ({"c": (0.75, 0.7, 0.8), "oe": (0.963, 0.85, 1.12), "ipa": (0.1, 0.05, 0.15)}, "good", "holds"),
     "chance": ({"c": (0.55, 0.48, 0.62), "oe": (1.0, 0.9, 1.1), "ipa": (0.1, 0.05, 0.15)}, "chance", "fails"),

@@ -45,9 +45,11 @@ def answer(m: Shared, scores: Scores, shown: Shown) -> dict[str, Any]:
     verdicts = [cause_verdict(scores, cause, shown) for cause in m["causes"]]
     first = scores.main()[0], m["causes"][0]
     incidence = [row for row in m["incidence"] if (row["landmark_days"], row["cause"]) == first]
+    hopeless = all(case["rank"] == "too few" for case in verdicts)
     return {
         "verdicts": verdicts,
-        "hopeless": all(case["rank"] == "too few" for case in verdicts),
+        "hopeless": hopeless,
+        "over_splits": tables.over_splits(m, ("c", "ipa", "oe")) if hopeless else {},
         "card": card(scores),
         "caveats": caveats(scores, verdicts),
         "audited": audit_case(m),

@@ -177,6 +177,19 @@ def repeated(m: Shared) -> list[dict[str, Any]]:
     return captioned
 
 
+def over_splits(m: Shared, metrics: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
+    """Model → mean over random splits and its interval, a pair a metric, at the main place; empty without splits."""
+    main = m["main"]["landmark_days"], m["causes"][0], m["main"]["horizon_days"]
+    table: dict[str, list[tuple[str, str]]] = {}
+    for row in (m["repeated_splits"] or {"rows": []})["rows"]:
+        if place_of(row) == main and row["metric"] in metrics and row["mean"] is not None:
+            show = ".0%" if row["metric"] == "ipa" else ".2f"
+            cells = table.setdefault(row["model"], [("–", "")] * len(metrics))
+            around = interval(row["low"], row["high"], show)
+            cells[metrics.index(row["metric"])] = number(row["mean"], show), around
+    return table
+
+
 def _mean(row: Mapping[str, Any] | None, sign: str = "") -> str:
     """A mean over splits with its interval; empty where none was computed."""
     if row is None:
