@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from sphinx.application import Sphinx
 
@@ -54,7 +55,6 @@ html_context = {"default_mode": "auto"}  # light or dark, as the reader's comput
 html_show_sourcelink = False
 html_theme_options = {
     "header_links_before_dropdown": 8,
-    "collapse_navigation": True,  # else a triangle without a name, for screen readers
     "icon_links": [{"name": "Repository", "url": REPOSITORY, "icon": "fa-solid fa-code-branch"}]
     if REPOSITORY
     else [],
@@ -71,9 +71,21 @@ html_theme_options = {
 html_sidebars: dict[str, list[str]] = {"index": [], "faq": [], "project": []}
 
 
+def name_triangles(
+    app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: object
+) -> None:
+    """Name the triangles that fold the sidebar's parts, for screen readers."""
+    made = context.get("generate_toctree_html")
+    if made is not None:
+        context["generate_toctree_html"] = lambda *kind, **options: str(
+            made(*kind, **options)
+        ).replace("<summary>", '<summary aria-label="fold or unfold">')
+
+
 def setup(app: Sphinx) -> None:
     """Write what is generated, before Sphinx looks for pages."""
     generate.everything(HERE)
     app.connect("autodoc-process-docstring", generate.literal_blocks)
+    app.connect("html-page-context", name_triangles, priority=900)  # after the theme
     app.connect("source-read", generate.link_to_repository)
     app.connect("include-read", generate.name_files_of_the_repository)
