@@ -30,6 +30,7 @@ from ehrsequencing.records.timelines import TaskRecords, TaskRows
 __all__ = ["BASELINES", "fit_baselines"]
 
 MOST_STEPS, MOST_LOG_RATE = 100, 500.0  # of a Poisson regression
+RIDGE = 1e-4  # of age and sex: penalty of each coefficient but the intercept
 EVENTS_TO_CHOOSE = 100  # tuning subjects with the event of interest; fewer do not say which baseline is the strongest
 
 
@@ -150,9 +151,6 @@ class AgeAndSex(Predictor):
         for rows, part in in_parts(records):
             factor = self._factor(self._filled(self._design(part)))
             yield rows, self.base[kind_of(part.rows, np.arange(len(part)))] * factor
-
-
-RIDGE = 1e-4  # penalty of each coefficient but the intercept
 
 
 def fit_poisson(x: Floats, events: Floats, exposure: Floats) -> Floats:
@@ -300,7 +298,7 @@ def fit_baselines(
         if step is not None:
             model = model.recalibrated(*step)
             of_tuning = np.exp(step[0] + step[1] * np.log(of_tuning))
-        nll = model._nll_of(of_tuning, tuning, slice(None))[at]
+        nll = model.nll_of_hazards(of_tuning, tuning, slice(None))[at]
         out.append(Fitted(model, float(nll.mean()) if len(nll) else float("nan")))
     few = people < EVENTS_TO_CHOOSE
     return sorted(out, key=lambda one: (few and one.model.name != STACKED, one.tuning_nll))

@@ -93,10 +93,11 @@ class Predictor(ABC):
             raise without_hazards(self.name)
         out = np.empty(len(records))
         for rows, hazards in self.hazards(records):
-            out[rows] = self._nll_of(hazards, records.rows, rows)
+            out[rows] = self.nll_of_hazards(hazards, records.rows, rows)
         return out
 
-    def _nll_of(self, hazards: Floats, labels: TaskRows, rows: slice) -> Floats:
+    def nll_of_hazards(self, hazards: Floats, labels: TaskRows, rows: slice) -> Floats:
+        """(r,) NLL in nats of labelled rows for which these hazards (r, causes, bins) per day were predicted."""
         return horizon_nll(
             hazards,
             self.edges_days,
@@ -227,7 +228,7 @@ def risks_and_likelihoods(
         for name, one in shared.items():
             hazards = one.of_part(part, known)
             risks[name][rows] = one._incidence(hazards, horizons_days, start_days)
-            nll[name][rows] = one._nll_of(hazards, records.rows, rows)
+            nll[name][rows] = one.nll_of_hazards(hazards, records.rows, rows)
     return risks, nll
 
 
