@@ -263,13 +263,16 @@ def test_a_pipe_gets_a_plain_line_in_time_even_in_a_long_step(
     assert progress.LINE_EVERY <= 20
     monkeypatch.setattr(progress, "LINE_EVERY", 0.1)
     with progress.bar("fitting") as tick:
+        time.sleep(0.15)
         tick(1, 4, "fitting \x1b[31mtrees")
-        time.sleep(0.35)
+        time.sleep(0.2)
+        tick(2, 4)
+        time.sleep(0.25)
     told = capsys.readouterr()
-    assert len(told.err.splitlines()) >= 2
-    assert all(
-        re.fullmatch(r"fitting trees: 25%, \d s so far, about \d+ s left", line) for line in told.err.splitlines()
-    )
+    first, *_, last = told.err.splitlines()
+    assert re.fullmatch(r"fitting: \d s so far", first)
+    assert "fitting trees: 25%, 0 s so far" in told.err.splitlines()  # no piece is timed yet
+    assert re.fullmatch(r"fitting trees: 50%, \d s so far, about \d+ s left", last)
     assert told.out == ""
     with progress.stages("evaluating") as stage:
         stage("risk curves")
@@ -279,7 +282,21 @@ def test_a_pipe_gets_a_plain_line_in_time_even_in_a_long_step(
         show(Progress(1, 3, 1, 2, loss=None, tuning_nll=None, subjects_per_second=9.0))
         time.sleep(0.15)
     assert capsys.readouterr().err.startswith("epoch 1 of 3, 9 subjects/s: ")
-    with output_of("x", as_json=False, quiet=True), bar("fitting") as tick:
+
+
+def test_time_left_is_that_of_counted_pieces_not_of_what_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trees take 1,000 s before a network's first step; then a step takes 2 s."""
+    clock = iter([0.0, 1000.0, 1000.0, 1020.0, 1020.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    work = progress.Work("training", show=False, may_end_early=True)
+    work.tick(1, 101)
+    assert work.line() == "training: 1%, 16 min 40 s so far"
+    work.tick(11, 101)
+    assert work.line() == "training: 11%, 17 min 0 s so far, at most about 3 min 0 s left"
+
+
+def test_a_command_that_prints_json_or_nothing_shows_no_bar(capsys: pytest.CaptureFixture[str]) -> None:
+    with output_of("x", as_json=False, quiet=True), bar("fitting"):
         time.sleep(0.15)
     assert capsys.readouterr() == ("", "")
 

@@ -103,11 +103,14 @@ class Work:
     Args:
         label: What it is called until `tick` says more.
         show: False for no output at all.
+        may_end_early: Whether the total is the most that can come, as with an early stop.
     """
 
-    def __init__(self, label: str, *, show: bool = True) -> None:
+    def __init__(self, label: str, *, show: bool = True, may_end_early: bool = False) -> None:
         self.text, self.done, self.total, self.show = label, 0, 0, show
+        self.about = "at most about" if may_end_early else "about"
         self.started = time.monotonic()
+        self._first = (self.started, 0)  # when the first piece was counted, and how many were done
         self._bar: Any = None
         self._over = threading.Event()
         self._shown = ExitStack()
@@ -126,6 +129,10 @@ class Work:
 
     def tick(self, done: int, total: int, text: str = "") -> None:
         """Say how many pieces are done of how many, and what comes next; a total of 0 is unknown."""
+        if (
+            total and not self.total
+        ):  # what came before, as trees before a network, says nothing of the pieces
+            self._first = time.monotonic(), done
         self.done, self.total, self.text = done, total, plain(text or self.text)
         if self._bar is not None:
             self._bar()
@@ -135,9 +142,12 @@ class Work:
         spent = time.monotonic() - self.started
         if not (self.done and self.total):
             return f"{self.text}: {_duration(spent)} so far"
-        left = spent * (self.total - self.done) / self.done
-        share = self.done / self.total
-        return f"{self.text}: {share:.0%}, {_duration(spent)} so far, about {_duration(left)} left"
+        text = f"{self.text}: {self.done / self.total:.0%}, {_duration(spent)} so far"
+        since, done = self._first
+        if self.done <= done:
+            return text
+        left = (time.monotonic() - since) * (self.total - self.done) / (self.done - done)
+        return f"{text}, {self.about} {_duration(left)} left"
 
     def _watch(self) -> None:
         """Show the progress until the work is over; runs in a thread, so that a long step is not silent."""
@@ -229,7 +239,7 @@ def training_bar(
     label: str = "training", tuning: str = "tuning NLL", *, show: bool = True
 ) -> Iterator[Callable[["Progress"], None]]:
     """Progress of training; prints a line at the end of every epoch, with the loss on the tuning split as `tuning`."""
-    with Work(label, show=show) as work:
+    with Work(label, show=show, may_end_early=True) as work:
 
         def report(p: "Progress") -> None:
             who = f"model {p.member} of {p.members}, " if p.members > 1 else ""
