@@ -145,7 +145,10 @@ def audit_words(folder: Path) -> str:
     """What the audit of a run says about the future of a record."""
     audit = saved_audit(folder)
     if audit is None:
-        return "Whether anything saw the future has not been tested: run ehrseq audit."
+        return (
+            "Whether the model can see the future has not been tested. Whoever made this page tests it "
+            "with ehrseq audit."
+        )
     if audit["leaks"]:
         return f"The audit of this run found {audit['leaks']} leaks of the future: see its report."
     return "The audit of this run changed later visits, and no prediction moved (audit.json)."
