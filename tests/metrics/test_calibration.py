@@ -119,7 +119,7 @@ def test_indices_are_inverted_quantiles() -> None:
         assert [e50, e90] == quantiles.tolist()
 
 
-@pytest.mark.parametrize("n", [46, 400])
+@pytest.mark.parametrize("n", [46, 400, 3000])  # nearly none, half and nearly all resamples are near the fit to all
 def test_intervals_of_slopes_are_those_of_full_newton_fits(n: int) -> None:
     rows = cohort(7, n, stretch=1.4)
     weights = np.random.default_rng(1).multinomial(n, np.full(n, 1 / n), size=300)
@@ -129,7 +129,7 @@ def test_intervals_of_slopes_are_those_of_full_newton_fits(n: int) -> None:
     for r, weight in enumerate(known):  # Newton's method by the book, from 0, until it stands still
         for fit, design, offset in ((0, np.ones((n, 1)), x), (1, np.column_stack([np.ones(n), x]), 0.0)):
             beta = np.zeros(design.shape[1])
-            for _ in range(30):
+            for _ in range(12):
                 mean = expit(design @ beta + offset)
                 information = (design * (weight * mean * (1 - mean))[:, None]).T @ design
                 beta += np.linalg.solve(information, design.T @ (weight * (y - mean)))
@@ -137,10 +137,30 @@ def test_intervals_of_slopes_are_those_of_full_newton_fits(n: int) -> None:
     for found, reference in zip(calibration_intercept_slope(block), full, strict=True):
         own = found[:, 0, 1]
         reached = np.isfinite(own)  # the follow-up of the others ends before
+        np.testing.assert_allclose(own[reached], reference[reached], atol=2e-4 if n < 1000 else 5e-6)
         limits = np.quantile(own[reached], [0.025, 0.975])
         np.testing.assert_allclose(limits, np.quantile(reference[reached], [0.025, 0.975]), atol=1e-4)
         assert reached.sum() > 200
         assert limits[1] - limits[0] > 0.1
+
+
+def test_resamples_without_a_maximum_are_undefined_and_the_others_are_fitted() -> None:
+    rng = np.random.default_rng(5)
+    outcome = np.repeat([0.0, 1.0], [27, 3])
+    x = np.concatenate([rng.normal(-3, 1, 27), [-2.0, -1.5, -1.0]])
+    x[1] = x[27]
+    weights = rng.multinomial(30, np.full(30, 1 / 30), size=400).astype(float)
+    weights[:4] = 0.0
+    weights[0, [0, 29]] = weights[1, 27:] = weights[2, [4, 5]] = 1.0  # separated; events alone; none
+    with_slope = np.column_stack([np.ones(30), x])
+    fit = calibration.fit_logistic(with_slope, outcome, weights.mean(axis=0)[None])[0]
+    weights[3, [1, 27]] = expit([-fit @ with_slope[1], fit @ with_slope[1]])  # one risk for all: no slope
+    for design, offset in ((np.ones((30, 1)), x), (with_slope, 0.0)):
+        reference = calibration.fit_logistic(design, outcome, weights, offset=offset)
+        own = calibration._fit_from_all(design, outcome, weights, offset=offset)
+        np.testing.assert_array_equal(np.isnan(own), np.isnan(reference))
+        assert 10 < np.isnan(own[:, 0]).sum() < 300
+        np.testing.assert_allclose(own, reference, atol=5e-4)
 
 
 def test_places_of_too_few_people_are_left_out_and_the_others_stay_what_they_are() -> None:

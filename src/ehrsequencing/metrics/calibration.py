@@ -23,9 +23,11 @@ SMALLEST_RISK = 1e-6
 #: Restricted cubic spline knots of the smooth curve, as quantiles of the predicted risk (Harrell's three).
 KNOT_QUANTILES = (0.1, 0.5, 0.9)
 MOST_STEPS = 50  # of Newton's method
-RESAMPLE_TOLERANCE = (
-    1e-3  # leaves an error of some 1e-6 in a slope whose interval is a thousand times as wide
-)
+FLAT = 1e-9  # a likelihood of less curvature, for each unit of weight, has no maximum
+#: Leaves an error of some 1e-6 in a slope whose interval is a thousand times as wide.
+RESAMPLE_TOLERANCE = 1e-3
+#: Steps on the series of a likelihood, and how far a linear predictor may move on it; errors are as small there.
+SERIES_STEPS, SERIES_REACH = 4, 0.5
 MOST_JUMPS = 1000  # of the observed incidence that are followed one by one
 
 
@@ -390,7 +392,7 @@ def fit_logistic(
         beta[moved], loss[moved], gradient = trial[accepted], now[accepted], gradient[accepted]
         # Curvature vanishes as the fitted probabilities reach 0 or 1: there is no maximum, give this one up.
         scale, axes = np.linalg.eigh(curvature[accepted].reshape(-1, n_columns, n_columns))
-        curved = scale[:, 0] > 1e-9 * total[moved]
+        curved = scale[:, 0] > FLAT * total[moved]
         moved, scale, axes, gradient = moved[curved], scale[curved], axes[curved], gradient[curved]
         step[moved] = np.einsum("rij,rj->ri", axes, np.einsum("rji,rj->ri", axes, gradient) / scale)
         small = np.abs(step[moved]).max(axis=1, initial=0.0) < tolerance
@@ -406,12 +408,67 @@ def fit_logistic(
 def _fit_from_all(
     design: Floats, outcome: Floats, weights: Floats, *, offset: Floats | float = 0.0
 ) -> Floats:
-    """`fit_logistic` in every resample, begun at the fit to the mean of all; an interval needs no seven digits."""
+    """`fit_logistic` in every resample, begun at the fit to the mean of all; an interval needs no seven digits.
+
+    Resamples whose answer is near that fit share one expansion of the likelihood, the others take Newton's steps.
+    """
     if len(weights) == 1:
         return fit_logistic(design, outcome, weights, offset=offset)
     start = fit_logistic(design, outcome, weights.mean(axis=0, keepdims=True), offset=offset)[0]
+    beta, far = np.empty((len(weights), len(start))), np.ones(len(weights), dtype=bool)
+    if np.isfinite(start).all():
+        moved = _near(design, outcome, expit(design @ start + offset), weights)
+        beta, far = start + moved, np.isnan(moved[:, 0])
     tolerance = RESAMPLE_TOLERANCE
-    return fit_logistic(design, outcome, weights, offset=offset, start=start, tolerance=tolerance)
+    beta[far] = fit_logistic(
+        design, outcome, weights[far], offset=offset, start=start, tolerance=tolerance
+    )
+    return beta
+
+
+def _near(design: Floats, outcome: Floats, mean: Floats, weights: Floats) -> Floats:
+    """(resamples, columns): from one logistic fit to that of each resample, by a series of the log-likelihood.
+
+    The derivatives Σ w·ℓ⁽ᵏ⁾·d⊗…⊗d at the common fit, to the fifth, are matrix products for all resamples at once;
+    Newton's steps then cost nothing that grows with the rows.
+
+    Args:
+        design: (n, columns): an intercept, or an intercept and one covariate.
+        outcome: (n,) 0 or 1.
+        mean: (n,) its probability by the common fit.
+        weights: (resamples, n).
+
+    Returns:
+        NaN where a linear predictor would move by more than `SERIES_REACH`, where the series says little, and where
+        there is no maximum.
+    """
+    q, r = mean * (1.0 - mean), 1.0 - 2.0 * mean
+    slopes = (outcome - mean, -q, -q * r, -q * (1.0 - 6.0 * q), -q * r * (1.0 - 12.0 * q))
+    powers, tensors = np.ones((len(design), 1)), []
+    for slope in slopes:
+        powers = (powers[:, :, None] * design[:, None, :]).reshape(len(design), -1)
+        tensors.append(weights @ (slope[:, None] * powers))
+
+    def at(moved: Floats, derivatives: list[Floats]) -> Floats:
+        """The series of a derivative, by Horner's rule."""
+        total = derivatives[-1]
+        for k in range(len(derivatives) - 1, 0, -1):
+            by_column = total.reshape(len(moved), -1, moved.shape[1])
+            total = derivatives[k - 1] + np.einsum("rij,rj->ri", by_column, moved) / k
+        return total
+
+    moved = np.zeros((len(weights), design.shape[1]))
+    square = (-1, design.shape[1], design.shape[1])
+    for _ in range(SERIES_STEPS):
+        curvature = np.linalg.pinv(at(moved, tensors[1:]).reshape(square), rcond=FLAT)
+        step = np.einsum("rij,rj->ri", curvature, at(moved, tensors))
+        moved = np.clip(moved - step, -1e3, 1e3)
+    ends = design[[*design.argmin(axis=0), *design.argmax(axis=0)]]
+    is_near = np.abs(moved @ ends.T).max(axis=1) < SERIES_REACH
+    is_near &= np.abs(step).max(axis=1) < RESAMPLE_TOLERANCE
+    is_curved = np.linalg.eigvalsh(-tensors[1].reshape(square))[:, 0] > FLAT * weights.sum(axis=1)
+    moved[~(is_near & is_curved)] = np.nan
+    return moved
 
 
 def distance_indices(distance: Floats, weights: Floats) -> Floats:
