@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ehrsequencing.config import HistoryCode, TaskConfig
 from helpers.meds import DAY_US, HOUR_US, us
-from reference.visits import Group, Token, Visit, VisitRecords
+from reference.visits import Group, Token, Visit, VisitRecords, once
 
 
 class CohortRow(NamedTuple):
@@ -68,6 +68,7 @@ class Records(VisitRecords):
         """`{first_visit: true}` is that visit's end: its codes are known at the index."""
         return visit.end
 
+    @once
     def causes(self, subject: int, task: TaskConfig) -> list[tuple[int, int]]:
         """(time, cause) of every outcome and competing event, in order; at one instant the earlier cause is first."""
         patterns = list(task.patterns.values())
@@ -91,6 +92,7 @@ class Records(VisitRecords):
         ends = [self.rule_end(subject, task, index), *self.deaths(subject)]
         return min((end for end in ends if end is not None), default=None)
 
+    @once
     def deaths(self, subject: int) -> list[int]:
         """Time of death, where there is one."""
         return [time for time, row in self.timed(subject) if row.code == "MEDS_DEATH"][:1]
@@ -114,6 +116,7 @@ class Records(VisitRecords):
             return self.dataset_end(subject)
         return min(ends) if ends else self.last_event(subject)
 
+    @once
     def marks(self, subject: int, task: TaskConfig) -> tuple[list[int], list[int]]:
         """Times of the censoring codes, and of the starts of periods; a code that is both is a start."""
         settings, rows = task.censoring, self.timed(subject)

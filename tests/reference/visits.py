@@ -3,7 +3,8 @@
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from functools import wraps
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,6 +13,21 @@ from helpers.meds import DAY_US, Row, us
 
 Token = tuple[str, float | None]
 Group = list[tuple[int, Row]]  # rows of a visit to be, with their times
+
+
+def once(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep what a rule says of the present subject: loops over its moments ask again and again."""
+
+    @wraps(rule)
+    def answer(records: "VisitRecords", subject: int, *others: Any) -> Any:
+        if records.present != subject:
+            records.present, records.kept = subject, {}
+        key = (rule, *map(id, others))
+        if key not in records.kept:
+            records.kept[key] = rule(records, subject, *others), others  # kept too, so that ids stay theirs
+        return records.kept[key][0]
+
+    return answer
 
 
 class Visit(NamedTuple):
@@ -41,6 +57,8 @@ class VisitRecords:
         parents: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.tasks, self.settings, self.parents = tasks, visits or VisitsConfig(), parents or {}
+        self.present: int | None = None
+        self.kept: dict[tuple[Any, ...], Any] = {}
         raw: dict[int, list[Row]] = {}
         for row in rows:
             raw.setdefault(row.subject, []).append(row)
@@ -129,6 +147,7 @@ class VisitRecords:
             patterns += task.censoring.code or ()
         return code in ("MEDS_BIRTH", "MEDS_DEATH") or self.matches(code, patterns)
 
+    @once
     def timed(self, subject: int) -> Group:
         """All rows with a time, silent ones too."""
         return [(row.time, row) for row in self.records[subject] if row.time is not None]
