@@ -36,6 +36,7 @@ from helpers.audit import (
     hospital_rows,
     hospital_splits,
     in_stays,
+    in_touching_stays,
     leaks,
     load,
     make_set,
@@ -187,15 +188,17 @@ KINDS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "by value": ({"outcome": {name: [codes, "LAB//1 > 1"] for name, codes in OUTCOME.items()}}, []),
     "roll-up": ({}, ["vocabulary.rollup=on", "vocabulary.min_subjects=20"]),
     "stays that overlap": ({"landmarks": ["0d", "77d", "300d"]}, ["visits.by=encounter", "visits.column=hadm_id"]),
+    "stays that touch": ({}, ["visits.by=encounter", "visits.column=hadm_id"]),
 }
 
 
 @pytest.mark.parametrize(("changes", "settings"), KINDS.values(), ids=KINDS)
 def test_whatever_a_task_says_an_honest_pipeline_raises_no_alarm(
-    changes: dict[str, Any], settings: list[str], tmp_path: Path
+    changes: dict[str, Any], settings: list[str], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     rows = hospital_rows(subjects=150, seed=3)
-    rows = in_stays(rows) if "visits.by=encounter" in settings else rows
+    arranged = {"stays that overlap": in_stays, "stays that touch": in_touching_stays}
+    rows = arranged.get(request.node.callspec.id, list)(rows)
     parents = {row.code: ["GROUP"] for row in rows}
     column = "hadm_id" if "visits.by=encounter" in settings else None
     prepared = make_set(tmp_path, rows, *settings, parents=parents, column=column, **changes)

@@ -112,6 +112,20 @@ def in_stays(rows: list[Row]) -> list[Row]:
     return out
 
 
+def in_touching_stays(rows: list[Row]) -> list[Row]:
+    """The same events in stays of four, of which each ends at the instant at which the next begins."""
+    out = []
+    for subject in dict.fromkeys(row.subject for row in rows):
+        own = [row for row in rows if row.subject == subject]
+        timed = sorted((row for row in own if row.time is not None and row.code != "END"), key=lambda row: row.time or 0)
+        out += [row for row in own if row.time is None or row.code == "END"]
+        for k in range(0, len(timed), 4):
+            stay = timed[k : k + 4]
+            left = [timed[k + 4]._replace(code="LEFT", value=None)] if k + 4 < len(timed) else []
+            out += [row._replace(encounter=f"{subject}-{k}") for row in [*stay, *left]]
+    return out
+
+
 def assemble(prepared: Path, out: Path, *settings: str, seed: int = 0) -> Path:
     """A run with large random weights, so that every input moves every answer; nothing is learned but the last step."""
     store = Prepared(prepared)

@@ -116,8 +116,13 @@ def judge_movement(
 def prefix_equality(data: AuditData) -> Finding:
     """Cut the records at p, encode them again, and ask again: the same prediction as from the prepared set."""
     rows, cut = data.asked.rows, cut_rows(data)
-    # where encounters make the visits, later rows decide which of them overlap
-    inside = (rows.unfinished_codes[cut] > 0) & (data.prepared.study.visits.by == "encounter")
+    inside = np.zeros(len(cut), dtype=bool)
+    # where encounters make the visits, later rows decide which of them overlap, also of two that touch at the time
+    if data.prepared.study.visits.by == "encounter":
+        starts = np.append(data.asked.timelines.start_us, 0)
+        visit = data.asked.timelines.subject_offsets[rows.subject[cut]] + rows.visits_before[cut]
+        has_next = visit < data.asked.timelines.subject_offsets[rows.subject[cut] + 1]
+        inside = has_next & (starts[visit] <= rows.prediction_us[cut])
     before = answers(data, data.asked)[cut]
     parts = []
     for who, moment_us in zip(data.asked.subject_id[cut], rows.prediction_us[cut], strict=True):
