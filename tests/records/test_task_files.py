@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from ehrsequencing.config import load_task
@@ -139,6 +140,17 @@ def test_nobody_enters_a_cohort_because_they_die(tmp_path: Path, start: str | No
     followed = found.as_json()["followed"]
     assert all(part in followed for part in ("3 people", "2 LEFT, 1 death, 0 the data's end", "0 of the 1 events"))
     assert found.attrition["followed"]["rows_unobserved"] == 0
+
+
+def test_periods_that_touch_before_the_first_lone_end_began_before_the_record(tmp_path: Path) -> None:
+    """On day 4: inside a period that ends on day 5 where the next begins, or outside the period of an instant."""
+    rows = record(1, "0 A, 5 LEFT, 5 JOINED, 9 LEFT") + record(2, "0 A, 5 JOINED, 5 LEFT, 9 B")
+    rows += record(3, "0 A, 5 LEFT, 5 JOINED, 7 JOINED, 9 LEFT")
+    rules = {"index": {"date": "2020-03-02"}, "censoring": {"code": "LEFT", "start": "JOINED"}}
+    data = write_meds(tmp_path / "data", rows, splits={1: "train", 2: "train", 3: "train"})
+    prepare(data, tmp_path / "out", study=study(), tasks=[a_task(outcome={"b": "B"}, **rules)], allow_empty=True)
+    cohort = pq.read_table(tmp_path / "out" / "tasks" / "t" / "cohort.parquet").to_pylist()
+    assert {(row["subject_id"], row["duration_days"]) for row in cohort if row["kind"] == "query"} == {(1, 1.0)}
 
 
 def test_check_names_the_start_where_people_come_back(tmp_path: Path) -> None:

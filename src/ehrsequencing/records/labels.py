@@ -393,6 +393,6 @@ def are_observed(record: Record, ends: Bools, begins: Bools, owner: Ints, moment
     subject, at_us, is_start = subject[alone], at_us[alone], is_start[alone]
     before, first = count_at_or_before(subject, at_us + 1 - is_start, owner, moment_us)
     last = np.append(is_start, 0)[first + before - 1] == 1
-    ends_next = (before == 0) & (end_us < start_us)
+    ends_next = (np.append(subject, -1)[first] == owner) & (np.append(is_start, 1)[first] == 0)
     is_inside = np.where(before > 0, last, ends_next) | begins_now
     return np.asarray(np.where(has_start, is_inside, ~has_end | (end_us != NEVER)))
