@@ -30,6 +30,8 @@ COUNTS = {
     "physionet2012": (["visits.by=window", "visits.window=1h"], 3911, 3911, 957),
     "mimic4_demo": ([], 95, 2356, 26),
 }
+#: Checks of the audit for which a set has too few people or frequent inputs.
+UNTESTABLE = {"physionet2012": {"leaving"}, "mimic4_demo": {"leaving", "static_codes"}}
 
 
 @pytest.fixture(scope="module", params=COUNTS)
@@ -113,9 +115,10 @@ def test_the_whole_way_to_a_report(prepared: Prepared, real_data: Path, tmp_path
     audited = AuditData(Run(tmp_path / "run"), prepared, split="held_out", subjects=5, seed=0)
     audited.read_source(None)
     found = {check.name: check.make(audited).verdict for check in CHECKS}
-    assert found.pop("static_codes") in ("passed", "not_tested")  # 100 people in MIMIC-IV's demo
+    not_tested = {name for name, verdict in found.items() if verdict == "not_tested"}
+    assert not_tested == UNTESTABLE.get(name, set())
     assert found.pop("event_after_code") in ("passed", "warning")  # NAFLD's cardiac arrests stand before deaths
-    assert set(found.values()) == {"passed"}
+    assert {verdict for check, verdict in found.items() if check not in not_tested} == {"passed"}
     settings = load_study(
         None, ["evaluation.bootstrap=10", "evaluation.baselines=none", "evaluation.explained_subjects=0"]
     ).evaluation

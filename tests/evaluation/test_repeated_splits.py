@@ -170,6 +170,7 @@ def test_finished_splits_are_kept_and_interrupted_ones_go_on(
     assert two["seeds"] == [1234, 1235]
     with pytest.raises(AssertionError):  # other baselines are other numbers
         repeated_splits(run, splits=2, settings=QUICK.model_copy(update={"baselines": "fast"}))
+    assert repeated_splits(run, splits=3, settings=QUICK) == table  # and stands there for who comes next
 
 
 def test_other_models_are_trained_anew(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

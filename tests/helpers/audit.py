@@ -117,7 +117,9 @@ def in_touching_stays(rows: list[Row]) -> list[Row]:
     out = []
     for subject in dict.fromkeys(row.subject for row in rows):
         own = [row for row in rows if row.subject == subject]
-        timed = sorted((row for row in own if row.time is not None and row.code != "END"), key=lambda row: row.time or 0)
+        timed = sorted(
+            (row for row in own if row.time is not None and row.code != "END"), key=lambda row: row.time or 0
+        )
         out += [row for row in own if row.time is None or row.code == "END"]
         for k in range(0, len(timed), 4):
             stay = timed[k : k + 4]
@@ -135,7 +137,7 @@ def assemble(prepared: Path, out: Path, *settings: str, seed: int = 0) -> Path:
         for parameter in trainer.training.best.parameters():
             parameter += 0.2 * torch.randn(parameter.shape, generator=noise)
     out.mkdir(parents=True)
-    trainer.tuning_nll = lambda model: 0.0  # type: ignore[method-assign]  # it refuses labels that are to be audited
+    trainer.objective.tuning_nll = lambda model: 0.0  # type: ignore  # it refuses labels that are to be audited
     best: Any = trainer.training.best
     corrects = trainer.settings.recalibration > 0 and trainer.config.head == "horizon"
     facts = {"best_epoch": 0, "tuning_nll": 0.0} | (trainer.recalibrate(best) if corrects else {})

@@ -37,6 +37,7 @@ def test_a_trial_without_code_pairs_sees_none_and_is_chosen_by_tuning_likelihood
         return fit_one(fitted, watched, seen, *args, **held)
 
     monkeypatch.setattr(boosted, "boosting", spy)
+    monkeypatch.setattr(boosted, "EVENTS_TO_TRY", 1)
     nll = []
     for trials in (every[:1], every[1:2], every[:2]):
         monkeypatch.setattr(boosted, "TRIALS", trials)

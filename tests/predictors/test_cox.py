@@ -135,7 +135,7 @@ def test_r_s_coxph_finds_the_same_coefficients_with_ties_and_delayed_entry() -> 
     kept = json.loads(tied_oracles.FILE.read_text(encoding="utf-8"))["cox"]
     for seed, coefficients in kept.items():
         fit = fit_cox(CoxRows(*tied_oracles.cox_rows(int(seed))))
-        np.testing.assert_allclose(fit.beta / fit.scale, coefficients, rtol=0, atol=1e-9)
+        np.testing.assert_allclose(fit.beta / fit.scale, coefficients, rtol=0, atol=1e-6)
     assert len(kept) == 10
 
 
