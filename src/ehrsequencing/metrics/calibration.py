@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import combinations_with_replacement, product
 from typing import Any
 
 import numpy as np
@@ -433,7 +434,7 @@ def _near(design: Floats, outcome: Floats, mean: Floats, weights: Floats) -> Flo
     Newton's steps then cost nothing that grows with the rows.
 
     Args:
-        design: (n, columns): an intercept, or an intercept and one covariate.
+        design: (n, columns): an intercept, and what is made of one covariate, itself first.
         outcome: (n,) 0 or 1.
         mean: (n,) its probability by the common fit.
         weights: (resamples, n).
@@ -444,27 +445,32 @@ def _near(design: Floats, outcome: Floats, mean: Floats, weights: Floats) -> Flo
     """
     q, r = mean * (1.0 - mean), 1.0 - 2.0 * mean
     slopes = (outcome - mean, -q, -q * r, -q * (1.0 - 6.0 * q), -q * r * (1.0 - 12.0 * q))
-    powers, tensors = np.ones((len(design), 1)), []
-    for slope in slopes:
-        powers = (powers[:, :, None] * design[:, None, :]).reshape(len(design), -1)
-        tensors.append(weights @ (slope[:, None] * powers))
+    n, columns = design.shape
+    tensors = []
+    for order, slope in enumerate(
+        slopes, start=1
+    ):  # of equal products, as of columns 0, 1 and 1, 0, one is made
+        place = {of: k for k, of in enumerate(combinations_with_replacement(range(columns), order))}
+        products = np.stack([design[:, list(of)].prod(axis=1) for of in place], axis=1)
+        every = [place[tuple(sorted(of))] for of in product(range(columns), repeat=order)]
+        tensors.append((weights @ (slope[:, None] * products))[:, every])
 
     def at(moved: Floats, derivatives: list[Floats]) -> Floats:
         """The series of a derivative, by Horner's rule."""
         total = derivatives[-1]
         for k in range(len(derivatives) - 1, 0, -1):
-            by_column = total.reshape(len(moved), -1, moved.shape[1])
+            by_column = total.reshape(len(moved), -1, columns)
             total = derivatives[k - 1] + np.einsum("rij,rj->ri", by_column, moved) / k
         return total
 
-    moved = np.zeros((len(weights), design.shape[1]))
-    square = (-1, design.shape[1], design.shape[1])
+    moved = np.zeros((len(weights), columns))
+    square = (-1, columns, columns)
     for _ in range(SERIES_STEPS):
         curvature = np.linalg.pinv(at(moved, tensors[1:]).reshape(square), rcond=FLAT)
         step = np.einsum("rij,rj->ri", curvature, at(moved, tensors))
         moved = np.clip(moved - step, -1e3, 1e3)
-    ends = design[[*design.argmin(axis=0), *design.argmax(axis=0)]]
-    is_near = np.abs(moved @ ends.T).max(axis=1) < SERIES_REACH
+    along = design[np.argsort(design[:, 1 % columns])[np.linspace(0, n - 1, 50).astype(np.int64)]]
+    is_near = np.abs(moved @ along.T).max(axis=1) < SERIES_REACH
     is_near &= np.abs(step).max(axis=1) < RESAMPLE_TOLERANCE
     is_curved = np.linalg.eigvalsh(-tensors[1].reshape(square))[:, 0] > FLAT * weights.sum(axis=1)
     moved[~(is_near & is_curved)] = np.nan
