@@ -23,7 +23,7 @@ from ehrsequencing.config import (
 from ehrsequencing.config.base import visit_encoder
 from ehrsequencing.core.elsewhere import answering
 from ehrsequencing.core.errors import EhrseqError, refuse_idle
-from ehrsequencing.core.files import read_json, refuse_overlap
+from ehrsequencing.core.files import refuse_overlap
 from ehrsequencing.core.outputs import (
     PRETRAINED,
     RUN,
@@ -34,8 +34,6 @@ from ehrsequencing.core.outputs import (
 )
 from ehrsequencing.core.signals import keep_freed_memory
 from ehrsequencing.models.base import SurvivalModel
-from ehrsequencing.prediction.reference import write_people, write_reference
-from ehrsequencing.records.people import PEOPLE
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training import fit as training
 from ehrsequencing.training.hazards_objective import LossFunction
@@ -48,9 +46,8 @@ from ehrsequencing.training.run_folder import (
     RunFolder,
     alone_in,
     remove_unfinished,
-    write_run_files,
 )
-from ehrsequencing.training.train import Trainer
+from ehrsequencing.training.train import Trained, Trainer
 from ehrsequencing.training.transfer import Pretrained
 
 # a loss of one's own is learned by the network alone, unless these are given
@@ -248,16 +245,6 @@ def train(
             on_progress=report,
             say=tell,
         )
-        if is_first:
-            write_reference(out)
-            if (prepared.folder / PEOPLE).is_file():  # not in a set of an earlier version
-                write_people(
-                    out,
-                    read_json(prepared.folder / PEOPLE),
-                    prepared.timelines("train"),
-                    prepared.records(name, "tuning"),
-                    end_us=prepared.manifest["dataset_end_us"],
-                )
         return is_first
 
 
@@ -422,8 +409,7 @@ def save_run(
     )
     train, tuning = (prepared.outcome_records(asked.name, split) for split in ("train", "tuning"))
     plan = Plan(prepared, asked, config, study, train, tuning)
-    facts = {"fingerprint": plan.fingerprint, "made_of": plan.made_of, "trained": "outside"}
+    trained = Trained(model, [], {"trained": "outside"})
     with RunFolder(Path(out), prepared, asked.name, plan.made_of).held(resume=False):
-        write_run_files(Path(out), prepared, study, model, [], facts)
-    write_reference(Path(out))
+        training.write_run(plan, Path(out), trained, {})
     return TrainedRun(Path(out))

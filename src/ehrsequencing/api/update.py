@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,8 @@ from ehrsequencing.core.outputs import (
     write_manifest,
 )
 from ehrsequencing.evaluation.external import External, read_external
-from ehrsequencing.prediction.reference import write_people, write_reference
-from ehrsequencing.prediction.run import UPDATE
+from ehrsequencing.prediction.reference import reference_risks
+from ehrsequencing.prediction.run import UPDATE, add_to_run
 from ehrsequencing.predictors.network import states_of_rows
 from ehrsequencing.predictors.recalibration import FEWEST, fit_recalibration
 from ehrsequencing.predictors.update import (
@@ -44,6 +45,13 @@ from ehrsequencing.predictors.update import (
     largest_allowed,
 )
 from ehrsequencing.records.hazards import exposure, horizon_nll
+from ehrsequencing.records.people import (
+    PEOPLE,
+    measures_to_keep,
+    quantiles_of_risks,
+    some_people,
+)
+from ehrsequencing.records.reference import REFERENCE, draw_reference
 
 SMALL = 300  # people, below which before and after are cross-fitted
 THIRDS = 3
@@ -115,11 +123,23 @@ def update(
         chosen = here.fitted(everybody, largest)
         facts = _facts(here, chosen, people, here.before_and_after(largest))
         _write(opened, folder, here, chosen, facts, overwrite=overwrite)
-    write_reference(folder)
-    records = external.population.records
-    end_us = external.population.dataset_end_us
-    write_people(folder, external.people.to_keep(), records.timelines, records, end_us=end_us)
+    updated = TrainedRun(folder)
+    for name, content in _reference(updated, external).items():
+        add_to_run(folder, name, partial(write_json, value=content))
     return TrainedRun(folder)
+
+
+def _reference(run: TrainedRun, external: External) -> dict[str, dict[str, Any]]:
+    """The content of `reference.json` and `people.json`, of the run and the people that it was updated for."""
+    records, made_up = external.population.records, draw_reference(run.vocabulary)
+    end_us, counts = external.population.dataset_end_us, external.people.to_keep()
+    people = measures_to_keep(counts, records.timelines, run.vocabulary, end_us=end_us)
+    some = records.take(some_people(len(records.timelines)))
+    risk = run.predictor.risk(some, run.task.horizons, start_days=run.task.blanking)
+    return {
+        REFERENCE: made_up | {"risk": reference_risks(run, made_up).round(6).tolist()},
+        PEOPLE: people | {"risks": quantiles_of_risks(risk, some.rows)},
+    }
 
 
 def _take_task(run: TrainedRun, task: TaskConfig) -> None:

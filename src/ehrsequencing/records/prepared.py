@@ -4,6 +4,8 @@ PREPARED/config.yaml  vocabulary.json  vocabulary.safetensors  manifest.json
 PREPARED/visits/SPLIT/*.npy            the fields of `Timelines`
 PREPARED/tasks/NAME/task.yaml  cohort.parquet  attrition.json
 PREPARED/tasks/NAME/SPLIT/*.npy        the fields of `TaskRows`
+PREPARED/people.json                   what the training people are like
+PREPARED/reference.json  reference/    made-up people, and their arrays
 """
 
 from functools import cached_property

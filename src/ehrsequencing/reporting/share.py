@@ -43,9 +43,9 @@ from ehrsequencing.core.result_types import Shared
 from ehrsequencing.core.version import __version__
 from ehrsequencing.evaluation.results import read_result
 from ehrsequencing.models.base import CONFIG_FILE, WEIGHTS_FILE
-from ehrsequencing.prediction.reference import REFERENCE
 from ehrsequencing.prediction.run import UPDATE, Run, saved_audit
 from ehrsequencing.records.outcomes import OUTCOMES_FILE
+from ehrsequencing.records.reference import REFERENCE
 from ehrsequencing.reporting.model_cards import (
     APPLIED_CARD,
     CARD,

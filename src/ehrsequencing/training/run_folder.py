@@ -205,6 +205,7 @@ def write_run_files(
     *,
     kind: Kind = RUN,
     more: tuple[str, ...] = (),
+    beside: tuple[str, ...] = (),
 ) -> None:
     """Write a run or a pretrained model; the manifest comes last.
 
@@ -217,6 +218,7 @@ def write_run_files(
         facts: For the manifest.
         kind: What the folder is.
         more: Files that are there already, and that prediction needs too.
+        beside: Others that are there already.
     """
     task = "" if kind is PRETRAINED or study.task is None else study.task.name
     write_history(out, history)
@@ -253,7 +255,7 @@ def write_run_files(
             "parameters": 0 if model is None else sum(p.numel() for p in model.parameters()),
             **facts,
         },
-        files=[out / name for name in (*required, HISTORY)],
+        files=[out / name for name in (*required, HISTORY, *beside)],
         required=required,
     )
 

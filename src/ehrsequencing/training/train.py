@@ -52,10 +52,10 @@ class Trainer:
         self.config, self.settings = plan.config, plan.settings
 
         # the training and tuning subjects
-        vocabulary = plan.prepared.vocabulary
-        types = vocabulary.code_types if self.config.code_types else None
-        self.loader = SubjectLoader.of_model(self.config, plan.train, code_types=types)
-        self.tuning = SubjectLoader.of_model(self.config, plan.tuning, code_types=types)
+        self.loader, self.tuning = (
+            SubjectLoader.of_model(self.config, split, code_types=plan.code_types)
+            for split in (plan.train, plan.tuning)
+        )
         if self.settings.bootstrap:
             self.loader.subjects = bootstrap_sample(self.loader.subjects, seed=self.settings.seed)
         visits = int(self.loader.cost[self.loader.subjects].sum())
@@ -72,6 +72,7 @@ class Trainer:
             hazards = plan.fitting_data().cohort_hazards()
             self.model.head.set_bias(torch.from_numpy(hazards))
         if self.model.table is not None:
+            vocabulary = plan.prepared.vocabulary
             self.model.table.set_columns(vocabulary.value_columns, vocabulary.base)
         self.started_from = None if plan.transfer is None else plan.transfer.start(self.model)
         if isinstance(self.model.outcomes, OutcomeHead):
