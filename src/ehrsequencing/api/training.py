@@ -165,6 +165,8 @@ def _with_callbacks(show: ShowProgress, callbacks: Sequence[Callback], word: str
     Raises:
         EhrseqError: A callback cannot be called with one argument.
     """
+    if not callbacks:
+        return show
     try:
         for callback in callbacks:
             inspect.signature(callback).bind({})

@@ -32,6 +32,7 @@ from ehrsequencing.core.outputs import (
     refuse_existing,
     write_manifest,
 )
+from ehrsequencing.core.record_types import PeopleRisks, Reference, Rounded
 from ehrsequencing.evaluation.external import External, read_external
 from ehrsequencing.prediction.reference import reference_risks
 from ehrsequencing.prediction.run import UPDATE, add_to_run
@@ -129,7 +130,7 @@ def update(
     return TrainedRun(folder)
 
 
-def _reference(run: TrainedRun, external: External) -> dict[str, dict[str, Any]]:
+def _reference(run: TrainedRun, external: External) -> dict[str, Reference | PeopleRisks[Rounded]]:
     """The content of `reference.json` and `people.json`, of the run and the people that it was updated for."""
     records, made_up = external.population.records, draw_reference(run.vocabulary)
     end_us, counts = external.population.dataset_end_us, external.people.to_keep()
@@ -137,8 +138,8 @@ def _reference(run: TrainedRun, external: External) -> dict[str, dict[str, Any]]
     some = records.take(some_people(len(records.timelines)))
     risk = run.predictor.risk(some, run.task.horizons, start_days=run.task.blanking)
     return {
-        REFERENCE: made_up | {"risk": reference_risks(run, made_up).round(6).tolist()},
-        PEOPLE: people | {"risks": quantiles_of_risks(risk, some.rows)},
+        REFERENCE: {**made_up, "risk": reference_risks(run, made_up).round(6).tolist()},
+        PEOPLE: {**people, "risks": quantiles_of_risks(risk, some.rows)},
     }
 
 

@@ -4,9 +4,9 @@
 """
 
 from collections.abc import Mapping
-from typing import Any, Generic, Literal, NotRequired, TypedDict, TypeVar
+from typing import Any, Generic, Literal, NotRequired, TypedDict
 
-N = TypeVar("N")  # a count of people: an int, or int | str where it may be shared
+from ehrsequencing.core.record_types import N, RecordsBefore, Step
 
 
 class Horizon(TypedDict):
@@ -357,9 +357,9 @@ class Frame(Training, Generic[N]):
     causes: list[str]
     horizons_days: list[float]
     landmarks_days: list[float]
-    attrition: list[dict[str, Any]]  # `steps` of `attrition.json`
+    attrition: list[Step[N]]
     events: dict[str, dict[str, N]]  # split → cause or `censored` → people
-    records_before: list[dict[str, Any]]
+    records_before: list[RecordsBefore[N]]
     config: dict[str, Any]
     inputs: dict[str, Any]
     audit: SharedAudit | None

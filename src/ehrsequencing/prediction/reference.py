@@ -4,7 +4,6 @@ Another version of ehrsequencing or torch, or another processor, should give the
 """
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +11,7 @@ import torch
 from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json, remembered, sha256
+from ehrsequencing.core.record_types import Reference, ReferenceColumns
 from ehrsequencing.core.version import __version__
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.predictors.network import visit_hazards
@@ -42,14 +42,14 @@ def check_reference(run: Run) -> list[str]:
 def _moved(run: Run, path: Path) -> float:
     """The largest difference of a risk; 1 where the file is damaged."""
     try:
-        kept = read_json(path)
+        kept: Reference = read_json(path)
         moved = np.abs(reference_risks(run, kept) - np.array(kept["risk"], dtype=np.float64))
         return float(np.nan_to_num(moved, nan=1.0, posinf=1.0).max(initial=0.0))
     except (EhrseqError, LookupError, TypeError, ValueError, ArithmeticError):
         return 1.0
 
 
-def reference_risks(run: Run, columns: dict[str, Any]) -> Floats:
+def reference_risks(run: Run, columns: ReferenceColumns) -> Floats:
     """(visits, causes, horizons) of the reference records, at the end of every visit."""
     excluded = CodeMatcher(run.manifest["excluded"])
     records = encode_reference(columns, run.vocabulary, excluded, run.study.visits)

@@ -4,13 +4,13 @@ The same is kept of a run's training people and counted of new people, whose num
 """
 
 from collections import Counter
-from typing import Any
 
 import numpy as np
 
 from ehrsequencing.config import DAYS_PER_YEAR, VisitsConfig
 from ehrsequencing.core.arrays import Floats, Floats32, Ints, Ints32, hash_u64, offsets
 from ehrsequencing.core.disclosure import SMALLEST_COUNT, rounded, shareable_count
+from ehrsequencing.core.record_types import N, PeopleCounts, PeopleMeasures, Rounded
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.encoding import MAX_AGE_YEARS
 from ehrsequencing.records.events import DAY_US, STATIC, Events
@@ -105,8 +105,8 @@ def some_people(n: int) -> Ints:
 
 
 def measures_to_keep(
-    counts: dict[str, Any], people: Timelines, vocabulary: Vocabulary, *, end_us: int
-) -> dict[str, Any]:
+    counts: PeopleCounts[N], people: Timelines, vocabulary: Vocabulary, *, end_us: int
+) -> PeopleMeasures[N]:
     """Content of `people.json`: counts, quantiles of what is measured, and rows a visit of the codes that are counted.
 
     Args:
@@ -131,7 +131,8 @@ def measures_to_keep(
     kept = {name: quantiles(values) for name, values in measured.items()}
     sums = rows_a_visit(owner, token, np.diff(people.subject_offsets))
     each = {code: vocabulary.index.get(code, len(sums[0])) for code in counts["codes"]}
-    return counts | {
+    return {
+        **counts,
         "measures": {n: rounded(knots.tolist()) for n, knots in kept.items() if knots is not None},
         "visits_a_year": rounded(rate),
         "rates": {
@@ -230,7 +231,7 @@ class People(CodeCounts):
             counts = np.bincount(of_code, weights=weights, minlength=len(events.codes)).tolist()
             counter.update(dict(zip(events.codes, counts, strict=True)))
 
-    def to_keep(self) -> dict[str, Any]:
+    def to_keep(self) -> PeopleCounts[Rounded]:
         """How many there are, and who has a code and a number of it, from 100 on: as `people.json`."""
         return {
             "people": shareable_count(self.total),

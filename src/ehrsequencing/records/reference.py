@@ -6,12 +6,12 @@ mean and deviation of each code.
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from ehrsequencing.config import VisitsConfig
 from ehrsequencing.core.files import write_json
+from ehrsequencing.core.record_types import ReferenceColumns
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.cohort import CohortRows
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
@@ -52,7 +52,7 @@ def read_reference(folder: Path) -> TaskRecords:
     )
 
 
-def draw_reference(vocabulary: Vocabulary) -> dict[str, Any]:
+def draw_reference(vocabulary: Vocabulary) -> ReferenceColumns:
     """Columns of the records: each person has a birth, a code that no run knows, and codes of the vocabulary."""
     random, known = np.random.default_rng(0), len(vocabulary.codes)
     place = random.integers(0, known + 1, _SHAPE)
@@ -72,11 +72,11 @@ def draw_reference(vocabulary: Vocabulary) -> dict[str, Any]:
 
 
 def encode_reference(
-    columns: dict[str, Any], vocabulary: Vocabulary, excluded: CodeMatcher, visits: VisitsConfig
+    columns: ReferenceColumns, vocabulary: Vocabulary, excluded: CodeMatcher, visits: VisitsConfig
 ) -> TaskRecords:
     """The records with a prediction time at the end of every visit; every other person is asked by a query there."""
     codes, code = np.unique(np.array(columns["code"], dtype=str), return_inverse=True)
-    subject, day = (np.array(columns[name], dtype=np.int64) for name in ("subject", "day"))
+    subject, day = (np.array(one, dtype=np.int64) for one in (columns["subject"], columns["day"]))
     value, alone = np.array(columns["value"], np.float32), np.full(len(code), -1, np.int32)
     events = Events(
         subject, day * DAY_US, code.astype(np.int32), tuple(codes.tolist()), value, alone

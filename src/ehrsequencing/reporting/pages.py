@@ -13,6 +13,7 @@ from typing import Any
 from markupsafe import Markup
 
 from ehrsequencing.config import format_days
+from ehrsequencing.core.answer_types import Estimated, ListSummary, OutcomeTable
 from ehrsequencing.core.version import __version__
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.prediction.drift import Drift
@@ -165,7 +166,7 @@ def render_pretraining(results: Mapping[str, Any]) -> str:
 # ---------------------------------------------------------------------------------------------------- every outcome
 
 
-def render_outcomes(result: Mapping[str, Any], *, title: str) -> str:
+def render_outcomes(result: OutcomeTable, *, title: str) -> str:
     """The page of every outcome of a run as a string of HTML, without a script; `result` is of `evaluate_outcomes`."""
     rows, pooled = [], result["pooled"]
     for row in sorted(
@@ -200,12 +201,12 @@ def render_outcomes(result: Mapping[str, Any], *, title: str) -> str:
     )
 
 
-def _estimate(one: Mapping[str, float | None], metric: str) -> str:
+def _estimate(one: Estimated, metric: str) -> str:
     """A number with its interval, both with the metric's digits."""
     return with_interval(one["value"], one["low"], one["high"], f".{METRICS[metric].digits}f")
 
 
-def outcome_lines(result: Mapping[str, Any]) -> list[str]:
+def outcome_lines(result: OutcomeTable) -> list[str]:
     """The summary of all outcomes as sentences, for the terminal and the page."""
     summary, fewest = result["summary"], result["fewest_events"]
     pooled = result["pooled"]
@@ -291,7 +292,7 @@ def where(row: Mapping[str, Any]) -> str:
 
 def mean(row: Mapping[str, Any]) -> str:
     """The mean of the sites with its interval."""
-    return _estimate({**row, "value": row["mean"]}, row["metric"])
+    return with_interval(row["mean"], row["low"], row["high"], f".{METRICS[row['metric']].digits}f")
 
 
 # -------------------------------------------------------------------------------------------------------- new people
@@ -336,7 +337,7 @@ def render_drift(drift: Drift, run: str) -> str:
     )
 
 
-def render_list(summary: Mapping[str, Any], drift: Drift) -> str:
+def render_list(summary: ListSummary, drift: Drift) -> str:
     """The page beside a file of risks, for its owner only, as a string of HTML without a script."""
     times, above, made_by = summary["prediction_times"], summary["above"], summary["made_by"]
     asked = ", ".join(f"{n:,} at {WHEN[kind]}" for kind, n in times.items())

@@ -15,6 +15,7 @@ import numpy as np
 from ehrsequencing.core.arrays import Floats, Floats32
 from ehrsequencing.core.files import read_json, read_json_lines, write_json
 from ehrsequencing.core.outputs import ARRAYS_FILE, BLEND_FILE, HISTORY, RUN, read_manifest
+from ehrsequencing.core.record_types import PeopleRisks, Reference, Rounded
 from ehrsequencing.models.ensemble import Ensemble, load_model
 from ehrsequencing.predictors.blend import STACKED, Blend
 from ehrsequencing.predictors.fit import fit_last_step
@@ -203,7 +204,7 @@ def write_run(
         predictor: What answers for the run; default: the network.
         more: Files that are there already, and that prediction needs too.
     """
-    kept = dict[str, dict[str, Any]]()
+    kept = dict[str, Reference | PeopleRisks[Rounded]]()
     if not plan.is_member and (plan.prepared.folder / REFERENCE).is_file():  # older sets lack it
         if predictor is None and trained is not None and plan.config.head == "horizon":
             predictor = network(trained.model, plan.code_types)
@@ -229,7 +230,7 @@ def write_run(
 
 def _reference(
     plan: Plan, trained: Trained | None, predictor: Predictor | None
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, Reference | PeopleRisks[Rounded]]:
     """Content of `reference.json` and `people.json`: those of the prepared set with the risks of the run."""
 
     def risk(records: TaskRecords) -> Floats:

@@ -216,6 +216,8 @@ def _with_blend(
                 f"is not possible: {impossible}", where="training.network=false", fix="leave it out"
             )
         return training.model_copy(update={"blend": False})
+    if training.blend is False:
+        return training
     reason = why_alone(study, task, train, init=init)
     if training.blend and reason is not None:
         raise EhrseqError(
@@ -223,9 +225,9 @@ def _with_blend(
             where="training.blend=true",
             fix="train the network alone with training.blend=false, or leave it out",
         )
-    if training.blend is None and reason is not None:
+    if reason is not None:
         say(f"training the network alone, without a blend: {reason}")
-    return training.model_copy(update={"blend": reason is None and training.blend is not False})
+    return training.model_copy(update={"blend": reason is None})
 
 
 def _refuse_hopeless(
