@@ -21,9 +21,11 @@ from ehrsequencing.config import (
     validated,
 )
 from ehrsequencing.config.base import visit_encoder
+from ehrsequencing.core.answer_types import PretrainingResults
 from ehrsequencing.core.elsewhere import answering
 from ehrsequencing.core.errors import EhrseqError, refuse_idle
 from ehrsequencing.core.files import refuse_overlap
+from ehrsequencing.core.manifest_types import Origin
 from ehrsequencing.core.outputs import (
     PRETRAINED,
     RUN,
@@ -52,7 +54,7 @@ from ehrsequencing.training.transfer import Pretrained
 
 # a loss of one's own is learned by the network alone, unless these are given
 _NOTHING_ELSE = {"blend": False, "distillation": 0.0, "masked_codes": 0.0}
-Callback = Callable[[dict[str, Any]], object]
+Callback = Callable[[dict[str, float | None]], object]
 
 
 @answering
@@ -198,7 +200,7 @@ def train(
     resume: bool = False,
     overwrite: bool = False,
     progress: bool = True,
-    on_start: Callable[[Mapping[str, Any] | None], None] = lambda _: None,
+    on_start: Callable[[Origin | None], None] = lambda _: None,
     say: Callable[[str], None] = lambda _: None,
 ) -> bool:
     """Train a run, alone or as one of several processes of torchrun; `fit` and `ehrseq train` call it.
@@ -314,7 +316,7 @@ def pretrain(
     overwrite: bool = False,
     progress: bool = True,
     **sections: Any,
-) -> dict[str, Any]:
+) -> PretrainingResults:
     """Fit a model to records without labels, with early stopping on the tuning split.
 
     Args:

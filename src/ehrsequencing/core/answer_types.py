@@ -123,6 +123,42 @@ class OutcomeTable(TypedDict):
     summary: NotRequired[OutcomeSummary]
 
 
+# ---- pretraining ----
+
+
+class Gain(TypedDict):
+    """How much more than frequencies a model has of a measure, with its interval."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+
+
+class ObjectiveResults(TypedDict):
+    """What the best weights do at one exercise."""
+
+    weight: float
+    measures: dict[str, float]
+    counts: dict[str, int | str | None]
+    gains: dict[str, Gain]
+
+
+class PretrainingResults(TypedDict):
+    """The content of `pretraining.json`."""
+
+    kind: str
+    format: int
+    task: str | None
+    subjects: int
+    tuning_subjects: int
+    targets: int
+    left_out: int
+    best_epoch: int
+    tuning_loss: float
+    seconds: float
+    objectives: dict[str, ObjectiveResults]
+
+
 # ---- explanations and the explorer ----
 
 

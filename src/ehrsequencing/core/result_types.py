@@ -335,12 +335,17 @@ class Audit(TypedDict, Generic[N]):
 SharedAudit = Audit[int | str]
 
 
+EpochRow = dict[
+    str, float
+]  # of a training: `epoch`, `train_nll`, `tuning_nll`, `best`, `seconds` …
+
+
 class Training(TypedDict):
     """What only a run has; of another predictor its name."""
 
     run: str
     weights: str | None  # a digest
-    history: list[dict[str, Any]]
+    history: list[EpochRow]
     recalibrated_in_training: bool
 
 

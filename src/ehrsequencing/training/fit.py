@@ -8,14 +8,15 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from ehrsequencing.core.arrays import Floats, Floats32
 from ehrsequencing.core.files import read_json, read_json_lines, write_json
+from ehrsequencing.core.manifest_types import Origin
 from ehrsequencing.core.outputs import ARRAYS_FILE, BLEND_FILE, HISTORY, RUN, read_manifest
 from ehrsequencing.core.record_types import PeopleRisks, Reference, Rounded
+from ehrsequencing.core.result_types import EpochRow
 from ehrsequencing.models.ensemble import Ensemble, load_model
 from ehrsequencing.predictors.blend import STACKED, Blend
 from ehrsequencing.predictors.fit import fit_last_step
@@ -46,7 +47,7 @@ def fit(
     taught: Floats32 | None = None,
     trainer: Trainer | None = None,
     processes: Processes = ALONE,
-    on_start: Callable[[Mapping[str, Any] | None], None] = lambda _: None,
+    on_start: Callable[[Origin | None], None] = lambda _: None,
     on_progress: ShowProgress = show_nothing,
     say: Say = lambda _: None,
 ) -> None:
@@ -113,7 +114,7 @@ def _network(
     taught: Floats32 | None,
     resume: bool,
     processes: Processes,
-    on_start: Callable[[Mapping[str, Any] | None], None],
+    on_start: Callable[[Origin | None], None],
     on_progress: ShowProgress,
 ) -> Trained | None:
     """The network, or the ensemble of networks."""
@@ -137,7 +138,7 @@ def _members(
     A finished member is kept, an interrupted one goes on.
     """
     processes, count = whole.processes, plan.settings.members
-    ensemble, history, facts = Ensemble(plan.config), list[dict[str, Any]](), list[dict[str, Any]]()
+    ensemble, history, facts = Ensemble(plan.config), list[EpochRow](), list[dict[str, object]]()
     for number, model in enumerate(ensemble.members):
         folder = out / "checkpoints" / f"member-{number + 1:03d}"
 
@@ -174,7 +175,9 @@ def _write(
     seconds: Mapping[str, float],
 ) -> None:
     """Write the run, and what each stage cost."""
-    facts: dict[str, Any] = {"seconds": {name: round(value, 1) for name, value in seconds.items()}}
+    facts: dict[str, object] = {
+        "seconds": {name: round(value, 1) for name, value in seconds.items()}
+    }
     if plan.loss is not None:
         facts["loss"] = provenance(plan.loss)
     predictor, more = None, tuple[str, ...]()
@@ -189,7 +192,7 @@ def write_run(
     plan: Plan,
     out: Path,
     trained: Trained | None,
-    facts: Mapping[str, Any],
+    facts: Mapping[str, object],
     *,
     predictor: Predictor | None = None,
     more: tuple[str, ...] = (),
@@ -252,7 +255,7 @@ def _reference(
 
 def _save_blend(
     plan: Plan, out: Path, stacked: Blend, trained: Trained | None
-) -> tuple[Predictor, dict[str, Any]]:
+) -> tuple[Predictor, dict[str, object]]:
     """Save the blend, or trees and Cox alone; it, its parts, and the tuning NLL of it and of each of them."""
     tuning = plan.tuning
     whole: Predictor

@@ -47,6 +47,7 @@ from ehrsequencing.core.outputs import (
     require_format,
     write_manifest,
 )
+from ehrsequencing.core.result_types import EpochRow
 from ehrsequencing.core.signals import Stop, Stopped, noted_signals
 from ehrsequencing.core.version import __version__
 from ehrsequencing.models.base import SurvivalModel
@@ -190,7 +191,7 @@ def fingerprint_of(identity: Mapping[str, str], settings: Mapping[str, str]) -> 
     )
 
 
-def write_history(out: Path, history: list[dict[str, Any]]) -> None:
+def write_history(out: Path, history: list[EpochRow]) -> None:
     """Write `history.jsonl`, one line an epoch."""
     write_bytes(out / HISTORY, "".join(json.dumps(row) + "\n" for row in history).encode())
 
@@ -200,8 +201,8 @@ def write_run_files(
     prepared: Prepared,
     study: StudyConfig,
     model: SurvivalModel | None,
-    history: list[dict[str, Any]],
-    facts: dict[str, Any],
+    history: list[EpochRow],
+    facts: Mapping[str, object],
     *,
     kind: Kind = RUN,
     more: tuple[str, ...] = (),
@@ -281,7 +282,7 @@ class TrainingState:
     best_epoch: int = 0
     stale_epochs: int = 0  # since the best one
     finished: bool = False
-    history: list[dict[str, Any]] = field(default_factory=list)
+    history: list[EpochRow] = field(default_factory=list)
 
 
 EMA_WARMUP = 4

@@ -10,6 +10,7 @@ import torch
 from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.core.arrays import Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.result_types import EpochRow
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import build_model
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
@@ -35,8 +36,8 @@ class Trained:
     """
 
     model: SurvivalModel
-    history: list[dict[str, Any]]
-    facts: dict[str, Any]
+    history: list[EpochRow]
+    facts: dict[str, object]
 
 
 class Trainer:
@@ -146,7 +147,7 @@ class Trainer:
         if not self.processes.is_first:
             return None
         best: Any = self.training.best
-        facts: dict[str, Any] = {
+        facts: dict[str, object] = {
             "seed": self.settings.seed,
             "best_epoch": state.best_epoch,
             f"tuning_{self.learned.word}": state.best_nll,
@@ -155,7 +156,7 @@ class Trainer:
             facts |= self.recalibrate(best)
         return Trained(best.cpu(), state.history, facts)
 
-    def recalibrate(self, model: SurvivalModel) -> dict[str, Any]:
+    def recalibrate(self, model: SurvivalModel) -> dict[str, object]:
         """Recalibrate a model on the tuning split; the fitted numbers, and the tuning NLL after it."""
         fitted = recalibrate_head(
             model,
