@@ -1,13 +1,8 @@
-"""Answers about people as types: a list of risks and its page, drift, every outcome, an explanation, an explorer."""
+"""Answers as types: a list of risks, drift, parts of an evaluation, every outcome, pretraining, effects in a cohort."""
 
-from typing import NotRequired, TypedDict
+from typing import Generic, NotRequired, TypedDict
 
-
-class Quantiles(TypedDict):
-    """Nine quantiles of what is measured of a person."""
-
-    training: list[float]
-    here: list[float]
+from ehrsequencing.core.record_types import N
 
 
 class DriftSummary(TypedDict):
@@ -18,7 +13,7 @@ class DriftSummary(TypedDict):
     cut: bool
     people: int | str | None
     differences: list[dict[str, str | float | None]]  # fields of `prediction.drift.Difference`
-    quantiles: dict[str, Quantiles]
+    quantiles: dict[str, dict[str, list[float]]]  # what is measured → `training` and `here`
     notes: list[str]
 
 
@@ -38,13 +33,6 @@ class HighRisk(TypedDict):
     raised_by: list[Raising]
 
 
-class Above(TypedDict):
-    """How many lie above a threshold."""
-
-    prediction_times: int
-    people: int
-
-
 class ListSummary(TypedDict):
     """The JSON beside a file of risks, for its owner."""
 
@@ -55,10 +43,88 @@ class ListSummary(TypedDict):
     prediction_times: dict[str, int]  # kind of prediction time → how many
     threshold: float | None
     threshold_from: str
-    above: Above
+    above: dict[str, int]  # the threshold: `prediction_times`, `people`
     made_by: dict[str, str]
     highest: list[HighRisk]
     drift: DriftSummary
+
+
+# ---- parts of `metrics.json` that some evaluations have ----
+
+
+class NewCode(TypedDict, Generic[N]):
+    """A code that the run does not know, and who has it."""
+
+    code: str
+    subjects: N
+
+
+class ExternalPart(TypedDict, Generic[N]):
+    """What an external validation says of its people."""
+
+    data: str
+    subjects: N
+    unknown_token_rate: float | None
+    training_unknown_token_rate: float | None
+    new_codes: list[NewCode[N]]
+    unmatched: list[str]
+    drift: DriftSummary
+    seen_in_training: N | None
+    people: str  # a digest
+
+
+class FittedCause(TypedDict):
+    """A recalibration of a cause."""
+
+    intercept: float
+    slope: float
+    events: int | str | None
+
+
+Calibrations = dict[str, dict[str, list[float | None]]]  # cause → metric → by each horizon
+
+
+class RecalibrationPart(TypedDict):
+    """Calibration at one landmark, as trained and recalibrated."""
+
+    fitted_on: str
+    landmark_days: float | None
+    horizons_days: list[float]
+    before: Calibrations
+    after: Calibrations
+    fitted: dict[str, FittedCause]
+
+
+class RepeatedRow(TypedDict, Generic[N]):
+    """A metric over random splits; in `differences` ours less that of the model."""
+
+    model: str
+    landmark_days: float | None
+    cause: str
+    horizon_days: float | None
+    metric: str
+    events: N | None
+    subjects: N | None
+    mean: float | None
+    median: float | None
+    low: float | None
+    high: float | None
+    values: list[float | None]
+    reason: str | None
+    hidden: NotRequired[bool]
+    wins: NotRequired[int]  # splits in which ours is better
+    of: NotRequired[int]
+
+
+class RepeatedSplits(TypedDict, Generic[N]):
+    """Means over random splits."""
+
+    splits: int
+    seeds: list[int]
+    train_subjects: NotRequired[list[int]]  # of an exact result
+    held_out_subjects: NotRequired[list[int]]
+    rows: list[RepeatedRow[N]]
+    differences: list[RepeatedRow[N]]
 
 
 # ---- every outcome ----
@@ -159,23 +225,7 @@ class PretrainingResults(TypedDict):
     objectives: dict[str, ObjectiveResults]
 
 
-# ---- explanations and the explorer ----
-
-
-class EffectRow(TypedDict, total=False):
-    """A row of an explanation: the columns of `explain.tables.COLUMNS`; what is left out is null."""
-
-    kind: str
-    code: str | None
-    with_code: str | None
-    visit: int | None
-    time: int | None  # microseconds
-    rows: int
-    change_in_risk: float
-    change_in_log_hazard: float
-    interaction: float | None
-    interaction_in_log_hazard: float | None
-    attention: float | None
+# ---- explanations ----
 
 
 class CohortEffectRow(TypedDict):
@@ -189,46 +239,3 @@ class CohortEffectRow(TypedDict):
     high: NotRequired[float]
     change_in_log_hazard: float
     raised: float
-
-
-class ShownCode(TypedDict):
-    """A code of an explorer."""
-
-    name: str
-    words: str
-    unit: str
-    lane: str
-    known: bool
-
-
-class Packed(TypedDict):
-    """What a reader needs to take packed arrays apart."""
-
-    size: int  # bytes before compression
-    arrays: list[tuple[str, str, int, str]]  # name, type, length, coding
-
-
-class About(TypedDict):
-    """What the page of an explorer knows beside its arrays."""
-
-    title: str
-    question: str
-    causes: list[str]
-    horizons_days: list[float]
-    main: int  # place of the main horizon
-    start_days: float
-    curve_days: list[float]
-    moments: list[str]
-    patients: int
-    codes: list[ShownCode]
-    together: list[tuple[int, int]]
-    sexes: list[str]
-    smallest: int
-    fewest: int
-    oldest: float
-    not_known: int
-    edits: str | None
-    audit: str
-    note: str
-    made: str
-    blocks: NotRequired[dict[str, Packed]]

@@ -6,6 +6,7 @@
 from collections.abc import Mapping
 from typing import Any, Generic, Literal, NotRequired, TypedDict
 
+from ehrsequencing.core.answer_types import ExternalPart, RecalibrationPart, RepeatedSplits
 from ehrsequencing.core.record_types import N, RecordsBefore, Step
 
 
@@ -368,9 +369,9 @@ class Frame(Training, Generic[N]):
     config: dict[str, Any]
     inputs: dict[str, Any]
     audit: SharedAudit | None
-    external: dict[str, Any] | None
-    recalibration: dict[str, Any] | None
-    repeated_splits: dict[str, Any] | None
+    external: ExternalPart[N] | None
+    recalibration: RecalibrationPart | None
+    repeated_splits: RepeatedSplits[N] | None
     score: dict[str, Any] | None
 
 

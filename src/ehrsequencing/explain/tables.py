@@ -10,7 +10,6 @@ import pyarrow.parquet as pq
 import torch
 
 from ehrsequencing.batches.visit_batch import VisitBatch
-from ehrsequencing.core.answer_types import EffectRow
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.outputs import EXPLANATION, output_file
 from ehrsequencing.explain.deletions import (
@@ -72,10 +71,16 @@ def explain_subject(
     attention = _attention(question, record, row) if "code in visit" in kinds else {}
     rows = [_row(effect, record, attention) for effect in removed.effects]
     if CHANGE in kinds and row > 0:
-        for part in change(question, record, row=row).rows:
-            at_us = None if part.visit is None else int(record.visit_us[part.visit])
-            own: EffectRow = {"kind": CHANGE, "code": part.text, "visit": part.visit, "time": at_us}
-            rows.append({**own, "change_in_risk": part.change})
+        rows.extend(
+            {
+                "kind": CHANGE,
+                "code": part.text,
+                "visit": part.visit,
+                "change_in_risk": part.change,
+                "time": None if part.visit is None else int(record.visit_us[part.visit]),
+            }
+            for part in change(question, record, row=row).rows
+        )
     return removed, pa.Table.from_pylist(rows, schema=COLUMNS)
 
 
@@ -106,8 +111,8 @@ def _attention(question: Question, record: SubjectRecord, row: int) -> dict[tupl
 
 def _row(
     effect: Effect, record: SubjectRecord, attention: dict[tuple[int, str], float]
-) -> EffectRow:
-    row: EffectRow = {
+) -> dict[str, object]:
+    row: dict[str, object] = {
         "kind": effect.kind,
         "code": effect.code,
         "with_code": effect.other,

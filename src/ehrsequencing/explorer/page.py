@@ -19,7 +19,6 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from ehrsequencing.core.answer_types import About, Packed, ShownCode
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.core.outputs import EXPLORER, output_file
@@ -78,7 +77,9 @@ def rounded_floats(values: NDArray[np.float32]) -> NDArray[np.float32]:
     return ((bits + 0x200) & np.uint32(0xFFFFFC00)).view(np.float32)
 
 
-def pack(arrays: Mapping[str, NDArray[np.generic]], coded: Mapping[str, str]) -> tuple[Packed, str]:
+def pack(
+    arrays: Mapping[str, NDArray[np.generic]], coded: Mapping[str, str]
+) -> tuple[dict[str, object], str]:
     """Arrays as one text, and what a reader must know to take them apart.
 
     Args:
@@ -191,8 +192,7 @@ def write_page(explorer: Explorer, out: Path, *, overwrite: bool = False) -> Non
 def page(explorer: Explorer) -> str:
     """The page of an explorer as a string of HTML, which asks nobody."""
     blocks = _blocks(explorer)
-    about = _about(explorer)
-    about["blocks"] = {name: listed for name, (listed, _) in blocks.items()}
+    about = _about(explorer) | {"blocks": {name: listed for name, (listed, _) in blocks.items()}}
     templates = _environment()
     script = "\n".join(_source(name) for name in MODULE)
     style = templates.get_template("explorer.css.jinja").render()
@@ -237,10 +237,10 @@ def _clean(text: str) -> str:
     return _NOT_TEXT.sub("�", text)
 
 
-def _about(explorer: Explorer) -> About:
+def _about(explorer: Explorer) -> dict[str, object]:
     """What the page knows beside its arrays."""
     run, task, shown, settings = explorer.run, explorer.run.task, explorer.shown, explorer.settings
-    codes: list[ShownCode] = [
+    codes = [
         {
             "name": _clean(name),
             "words": _clean(words),
@@ -285,7 +285,7 @@ def _landmarks(explorer: Explorer) -> list[float]:
     return [0.0, *(days for days in explorer.run.task.landmarks if days)]
 
 
-def _blocks(explorer: Explorer) -> dict[str, tuple[Packed, str]]:
+def _blocks(explorer: Explorer) -> dict[str, tuple[dict[str, object], str]]:
     """The packed arrays: those of the patients, and those of the removals."""
     blocks = {"patients": pack(*_patient_arrays(explorer))}
     if explorer.removals is not None:
