@@ -74,7 +74,7 @@ def fit(
         if processes.totals(float(is_finished)) != [0.0]:
             return
         started = time.monotonic()
-        stack = _stack(plan, processes, say)
+        stack = _stack(plan, say) if plan.fits_stack and processes.is_first else None
         fitted = time.monotonic()
         if plan.settings.distillation > 0 and taught is None:
             taught = processes.from_first(None if stack is None else stack.out_of_fold, plan.shape)
@@ -95,10 +95,8 @@ def fit(
             _write(plan, out, stack, trained, seconds)
 
 
-def _stack(plan: Plan, processes: Processes, say: Say) -> Stack | None:
-    """Trees and Cox, where they are a part of the answer or teach the network; process 0 alone fits them."""
-    if not (plan.fits_stack and processes.is_first):
-        return None
+def _stack(plan: Plan, say: Say) -> Stack:
+    """Trees and Cox, as parts of the answer or for the network to learn from."""
 
     def show(done: int, of: int) -> None:
         say(f"fitting trees and Cox, {done + 1} of {of}")

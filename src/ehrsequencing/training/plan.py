@@ -75,11 +75,11 @@ class Plan:
             EhrseqError: There is too little to train on, or a setting is impossible here.
         """
         task = prepared.task(task_name)
-        if not as_given:
-            study = study_for_cohort(study, prepared, task_name, transfers=init is not None)
-        transfer = None if init is None else Transfer(init, study.transfer, prepared)
         train = prepared.outcome_records(task_name, "train")
         tuning = prepared.outcome_records(task_name, "tuning")
+        if not as_given:
+            study = study_for_cohort(study, task, train, transfers=init is not None)
+        transfer = None if init is None else Transfer(init, study.transfer, prepared)
         _refuse_hopeless(train, tuning, task, where=f"task {task.name} in {prepared.folder}")
         training = study.training.model_copy(update={"blend": False})
         if not as_given:
