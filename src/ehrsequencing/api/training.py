@@ -1,5 +1,6 @@
 """Training: `fit`, `pretrain`, `save_run`, and what they share with the commands."""
 
+import copy
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -413,7 +414,8 @@ def save_run(
     )
     train, tuning = (prepared.outcome_records(asked.name, split) for split in ("train", "tuning"))
     plan = Plan(prepared, asked, config, study, train, tuning)
-    trained = Trained(model, [], {"trained": "outside"})
+    # a copy: the model stays on its device, and in training or not
+    trained = Trained(copy.deepcopy(model).cpu(), [], {"trained": "outside"})
     with RunFolder(Path(out), prepared, asked.name, plan.made_of).held(resume=False):
         training.write_run(plan, Path(out), trained, {})
     return TrainedRun(Path(out))
