@@ -437,6 +437,6 @@ Exact = Result[int]
 Shared = Result[int | str]
 
 
-def place_of(row: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+def place_of(row: Mapping[str, Any]) -> tuple[float | None, str, float | None]:
     """Landmark, cause and horizon of a row."""
     return row["landmark_days"], row["cause"], row["horizon_days"]

@@ -5,7 +5,6 @@ code and no number of fewer than 11 training subjects (`vocabulary.min_subjects`
 """
 
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -136,7 +135,7 @@ def settings_to_share(study: StudyConfig) -> StudyConfig:
     )
 
 
-def _manifest(run: Run, folder: Path) -> dict[str, Any]:
+def _manifest(run: Run, folder: Path) -> dict[str, object]:
     """Entries of the manifest: digests of what is in the folder, and nothing else that patients decide."""
     vocabulary = run.vocabulary.digest
     own = digest([vocabulary, sha256(folder / WEIGHTS_FILE), sha256(folder / "config.yaml")])

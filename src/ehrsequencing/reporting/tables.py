@@ -42,7 +42,7 @@ def share(rate: float | None) -> str:
 # ------------------------------------------------------------------------------------------------ inputs and checks
 
 
-def inputs(m: Shared, shown: Shown) -> dict[str, Any]:
+def inputs(m: Shared, shown: Shown) -> dict[str, object]:
     """Rates of the inputs per split."""
     by_split = m["inputs"]["by_split"]
     splits = list(by_split)
@@ -83,7 +83,7 @@ def immortal_time(m: Shared) -> list[tuple[str, ...]]:
 # ------------------------------------------------------------------------------------------ follow-up and subgroups
 
 
-def follow_up(m: Shared, shown: Shown) -> dict[str, Any] | None:
+def follow_up(m: Shared, shown: Shown) -> dict[str, object] | None:
     """Median follow-up, and the share still observed at each horizon, per landmark."""
     medians = {row["landmark_days"]: row for row in m["follow_up"]}
     still = {(row["landmark_days"], row["horizon_days"]): row for row in m["smallest_g"]}
@@ -158,13 +158,13 @@ def subgroup_rows(m: Shared) -> list[SubgroupRow[int | str]]:
 # ------------------------------------------------------------- repeated splits, recalibration, blend, codes that count
 
 
-def repeated(m: Shared) -> list[dict[str, Any]]:
+def repeated(m: Shared) -> list[dict[str, object]]:
     """Means over random splits with corrected intervals: those of the main landmark and horizon first."""
     if m["repeated_splits"] is None:
         return []
     rows, differences = m["repeated_splits"]["rows"], m["repeated_splits"]["differences"]
     gaps = {(place_of(row), row["model"], row["metric"]): row for row in differences}
-    blocks: dict[Any, list[tuple[str, ...]]] = {}
+    blocks = dict[tuple[float | None, str, float | None], list[tuple[str, ...]]]()
     for row in rows:
         gap = gaps.get((place_of(row), row["model"], row["metric"]))
         cells = [row["model"], METRICS[row["metric"]].name, _mean(row), _mean(gap, "+")]
@@ -172,7 +172,7 @@ def repeated(m: Shared) -> list[dict[str, Any]]:
             cells[3] += f", ours: {verdict(gap, row['metric'])}"
         blocks.setdefault(place_of(row), []).append(tuple(cells))
     main = m["main"]["landmark_days"], m["causes"][0], m["main"]["horizon_days"]
-    captioned = []
+    captioned = list[dict[str, object]]()
     for place in sorted(blocks, key=lambda place: place != main):
         landmark, cause, horizon = place
         where = from_landmark(landmark) + ("" if horizon is None else f", by {duration(horizon)}")
