@@ -205,7 +205,7 @@ class _Local:
             for e, most in enumerate(largest)
         ]
 
-    def before_and_after(self, largest: Sequence[int]) -> dict[str, Any]:
+    def before_and_after(self, largest: Sequence[int]) -> dict[str, object]:
         """Measures on people whom the update had not seen: on a third, or cross-fitted where they are few."""
         people: Ints = np.unique(self.labels.subject, return_inverse=True)[1]
         third = np.random.default_rng(0).permutation(int(people.max()) + 1)[people] % THIRDS
@@ -221,7 +221,7 @@ class _Local:
         measured = {side: self._measured(eta, judged) for side, eta in sides.items()}
         return {"people": people_judged, "how": how, **measured}
 
-    def _measured(self, eta: Floats, judged: Bools) -> dict[str, Any]:
+    def _measured(self, eta: Floats, judged: Bools) -> dict[str, object]:
         """NLL of a prediction time; of each cause O/E and calibration slope, None of fewer than 11 people."""
         labels, hazards = self.labels.take(judged), np.exp(eta)
         named = {name: getattr(labels, name) for name in ("duration_days", "cause", "entry_days")}
@@ -247,7 +247,7 @@ def _last_inputs(run: TrainedRun, external: External) -> Floats:
 
 def _facts(
     here: _Local, chosen: Sequence[CauseUpdate], people: Sequence[int], judged: dict[str, Any]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """What the manifest and the card say; everything in it may be shared."""
     of_causes = {
         cause: {

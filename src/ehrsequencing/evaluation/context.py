@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -284,7 +283,7 @@ class Context:
         return sentences
 
 
-def input_rates(records: TaskRecords, vocabulary: Vocabulary) -> dict[str, Any]:
+def input_rates(records: TaskRecords, vocabulary: Vocabulary) -> dict[str, object]:
     """How complete the inputs are: of subjects with a prediction time, what they had by their last one.
 
     Args:

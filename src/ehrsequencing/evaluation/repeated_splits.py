@@ -285,7 +285,7 @@ def one_split(
     settings: EvaluationConfig,
     origin: str = "",
     stage: Callable[[str], None] = lambda what: None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Prepare, train and evaluate one random split of the subjects; what is finished in its folder is kept.
 
     Args:
@@ -353,7 +353,7 @@ def split_study(study: StudyConfig, seed: int) -> StudyConfig:
 
 def _judge(
     run_folder: Path, parts: Prepared, settings: EvaluationConfig, stage: Callable[[str], None]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     run = Run(run_folder)
     judged = Population.of_split(parts, run.task, "held_out").drawn(settings)
     rivals = fit_rivals(Evaluated.of_run(run), parts, settings, stage)
