@@ -18,7 +18,11 @@ from ehrsequencing.config import load_study
 from ehrsequencing.records.prepared import Prepared
 
 ROOT = Path(__file__).parents[1] / "src" / "ehrsequencing"
-ALONE = ("training.blend=false", "training.distillation=0", "training.epochs=1")
+# without checkpoints, which a slow machine would save and a fast one not
+ALONE = (
+    *("training.blend=false", "training.distillation=0", "training.epochs=1"),
+    "training.checkpoint_seconds=3600",
+)
 
 
 def lines_of(path: Path) -> dict[tuple[str, int], int]:

@@ -92,7 +92,10 @@ def test_a_callback_is_a_function_of_one_row(callback: Any, here: Path, tmp_path
 
 def test_a_run_of_ones_own_loop_is_a_run_like_any_other(here: Path, tmp_path: Path) -> None:
     data = eh.load("prepared")
-    run = eh.save_run(fresh_model(data), data, out=tmp_path / "outside")
+    model = fresh_model(data).train()
+    run = eh.save_run(model, data, out=tmp_path / "outside")
+    assert model.training, "saving changed the author's model"
+    assert {"reference.json", "people.json"} <= run.manifest["files"].keys()
     assert run.manifest["trained"] == "outside"
     batch = next(data.batches("held_out"))
     again = eh.load(tmp_path / "outside").model

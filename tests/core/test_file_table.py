@@ -10,7 +10,7 @@ import pytest
 from ehrsequencing.core.files import read_json
 from ehrsequencing.core.outputs import MANIFEST
 from ehrsequencing.core.redaction import redact
-from ehrsequencing.prediction.reference import REFERENCE, write_reference
+from ehrsequencing.records.reference import REFERENCE
 from ehrsequencing.reporting.report import render
 from helpers.command_line import ehrseq
 from helpers.disclosure import as_real, records_of_people
@@ -36,7 +36,6 @@ def unlisted(folder: Path) -> list[str]:
 
 def test_every_file_of_a_run_is_in_the_table(sim_run: Path, sim_data: Path, tmp_path: Path) -> None:
     run = as_real(Path(shutil.copytree(sim_run, tmp_path / "run")))
-    write_reference(run)
     people = records_of_people(sim_data, tmp_path / "hospital")
     for command in (
         ("evaluate", run, *QUICK, "--recalibrate"),

@@ -1,4 +1,4 @@
-"""The reference records of a run: written by training, compared once wherever the run is opened for new records."""
+"""The reference records of a run: kept by training, compared once wherever the run is opened for new records."""
 
 import json
 import os
@@ -17,14 +17,15 @@ from ehrsequencing.core.files import read_json, sha256
 from ehrsequencing.core.outputs import MANIFEST, save_manifest
 from ehrsequencing.prediction import reference
 from ehrsequencing.prediction.predict import predict
-from ehrsequencing.prediction.reference import REFERENCE, check_reference, write_reference
+from ehrsequencing.prediction.reference import check_reference, reference_risks
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.events import BIRTH
+from ehrsequencing.records.people import PEOPLE
 from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.reference import ARRAYS, REFERENCE
 from ehrsequencing.reporting.share import share_run
 from ehrsequencing.serve import app
-from helpers.command_line import ehrseq
-from helpers.training import TINY, train
+from helpers.training import train
 
 QUICK = {"epochs": 1, "blend": False, "distillation": 0}
 SMALL = {"dim": 16, "heads": 2, "layers": 1}
@@ -32,11 +33,9 @@ SMALL = {"dim": 16, "heads": 2, "layers": 1}
 
 @pytest.fixture
 def run(sim_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run of this test's own with its reference records, and a cache of its own."""
+    """A run of this test's own, and a cache of its own."""
     monkeypatch.setenv("EHRSEQ_CACHE", str(tmp_path / "cache"))
-    folder = Path(shutil.copytree(sim_run, tmp_path / "run"))
-    write_reference(folder)
-    return folder
+    return Path(shutil.copytree(sim_run, tmp_path / "run"))
 
 
 def edit(run: Path, change: Callable[[dict[str, object]], object], *, listed: bool = False) -> None:
@@ -89,15 +88,17 @@ def test_training_keeps_made_up_records_and_their_risks(sim_prepared: Path, tmp_
     assert (made.folder / REFERENCE).read_bytes() == before
 
 
-def test_a_training_that_ended_before_them_writes_them_when_it_is_resumed(sim_prepared: Path, tmp_path: Path) -> None:
-    arguments = ("train", sim_prepared, "--out", tmp_path / "run", *TINY, "training.epochs=1")
-    assert ehrseq(*arguments).exit_code == 0
-    before = (tmp_path / "run" / REFERENCE).read_bytes()
-    manifest = read_json(tmp_path / "run" / MANIFEST)
-    del manifest["files"][REFERENCE]
-    save_manifest(tmp_path / "run", {**manifest, "writing": [REFERENCE]})
-    assert ehrseq(*arguments, "--resume").exit_code == 0
-    assert (tmp_path / "run" / REFERENCE).read_bytes() == before
+def test_a_prepared_set_of_an_earlier_version_gives_a_run_without_them(sim_prepared: Path, tmp_path: Path) -> None:
+    older = Path(shutil.copytree(sim_prepared, tmp_path / "set"))
+    shutil.rmtree(older / ARRAYS)
+    manifest = read_json(older / MANIFEST)
+    kept = {name: digest for name, digest in manifest["files"].items() if not name.startswith(ARRAYS)}
+    save_manifest(older, {**manifest, "files": kept})
+    (older / REFERENCE).unlink()
+    train(older, tmp_path / "run", "training.epochs=1")
+    files = read_json(tmp_path / "run" / MANIFEST)["files"]
+    assert not {REFERENCE, PEOPLE} & files.keys()
+    assert check_reference(Run(tmp_path / "run")) == []
 
 
 @pytest.mark.slow
@@ -126,9 +127,10 @@ def test_visits_by_encounter_and_bins_have_them(sim_data: Path, sim_task: TaskCo
 
 
 def require_kept(run: Path) -> None:
-    """A run gets the records, has their risks again, and warns where one is another."""
-    write_reference(run)
-    assert np.isfinite(np.array(read_json(run / REFERENCE)["risk"])).all()
+    """A run keeps the records, gives their very risks again, and warns where one is another."""
+    kept = read_json(run / REFERENCE)
+    assert np.isfinite(np.array(kept["risk"])).all()
+    assert reference_risks(Run(run), kept).round(6).tolist() == kept["risk"]
     assert check_reference(Run(run)) == []
     edit(run, raise_risk)
     assert len(check_reference(Run(run))) == 1
@@ -204,8 +206,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(
     assert len(computed) == 2
 
 
-def test_a_run_without_them_is_not_compared(sim_run: Path, run: Path) -> None:
-    assert check_reference(Run(sim_run)) == []  # of an earlier version
+def test_a_run_that_lost_them_is_not_compared(run: Path) -> None:
     os.remove(run / REFERENCE)
     assert check_reference(Run(run)) == []
 

@@ -283,15 +283,15 @@ def test_defaults_follow_from_the_events_of_the_cohort(sim_prepared: Path, monke
     assert resolve.subjects_with_event(rows) == len(by_hand) > 20
     study = load_study(None, ["model.dropout=0.1"])
     monkeypatch.setattr(resolve, "FEW_EVENTS", len(by_hand) + 1)
-    few = resolve.study_for_cohort(study, store, "simulated")
+    few = resolve.study_for_cohort(study, store.task("simulated"), store.records("simulated", "train"))
     model = few.model
     assert (model.size, model.dim, model.dropout, model.code_dropout, model.wide_head) == ("small", 64, 0.1, 0.0, True)
     assert (model.table_dim, few.training.distillation) == (0, 0.0)  # a fifth of the simulated codes carry a number
     monkeypatch.setattr(resolve, "are_measurements", lambda values: len(values) > 0)
-    few = resolve.study_for_cohort(study, store, "simulated")
+    few = resolve.study_for_cohort(study, store.task("simulated"), store.records("simulated", "train"))
     assert (few.model.code_dropout, few.model.table_dim, few.training.distillation) == (0.3, 128, 0.5)
     monkeypatch.setattr(resolve, "FEW_EVENTS", len(by_hand))
-    assert resolve.study_for_cohort(study, store, "simulated") == study
+    assert resolve.study_for_cohort(study, store.task("simulated"), store.records("simulated", "train")) == study
 
 
 @given(

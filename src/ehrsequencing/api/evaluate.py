@@ -14,6 +14,7 @@ from ehrsequencing.api.evaluation import EvaluationResult
 from ehrsequencing.api.progress import bar, stages
 from ehrsequencing.api.run import warn_of
 from ehrsequencing.config import DataConfig, EvaluationConfig, StudyConfig, validated
+from ehrsequencing.core.answer_types import OutcomeTable
 from ehrsequencing.core.elsewhere import answering
 from ehrsequencing.core.errors import EhrseqError, refuse_idle
 from ehrsequencing.core.files import private_folder, write_shareable
@@ -325,7 +326,7 @@ def report_outcomes(
     prepared: Path | None,
     settings: EvaluationConfig,
     progress: Progress,
-) -> dict[str, Any] | None:
+) -> OutcomeTable | None:
     """Evaluate every outcome of a run, and write its numbers and its page; both may be shared.
 
     Returns:
@@ -340,7 +341,7 @@ def report_outcomes(
     page = result.drawn(partial(render_outcomes, title=run.task.heading))
     add_to_run(run.folder, OUTCOME_NUMBERS, lambda path: write_shareable(path, result))
     add_to_run(run.folder, OUTCOME_PAGE, lambda path: write_shareable(path, page))
-    return result
+    return result.content
 
 
 def report_external(run: Path, metrics: Exact | Shared, folder: Path) -> None:

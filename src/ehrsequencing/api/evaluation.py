@@ -20,6 +20,7 @@ from ehrsequencing.api.long_table import long_table, main_c
 from ehrsequencing.api.paper import PaperTable, accuracy_table, warn_of_few
 from ehrsequencing.api.predictions import StepFunction, risk_column
 from ehrsequencing.config import format_days
+from ehrsequencing.core.answer_types import OutcomeTable
 from ehrsequencing.core.durations import day_of
 from ehrsequencing.core.elsewhere import Hinted, answering_methods
 from ehrsequencing.core.errors import EhrseqError, refuse_unknown
@@ -55,7 +56,7 @@ class EvaluationResult(Hinted):
         run: Run | None = None,
         data: Any = None,
         prepared: Path | None = None,
-        every_outcome: dict[str, Any] | None = None,
+        every_outcome: OutcomeTable | None = None,
     ) -> None:
         self.result, self.every_outcome = redact(result).content, every_outcome
         self.folder = folder

@@ -102,12 +102,11 @@ class Work:
 
     Args:
         label: What it is called until `tick` says more.
-        show: False for no output at all.
         may_end_early: Whether the total is the most that can come, as with an early stop.
     """
 
-    def __init__(self, label: str, *, show: bool = True, may_end_early: bool = False) -> None:
-        self.text, self.done, self.total, self.show = label, 0, 0, show
+    def __init__(self, label: str, *, may_end_early: bool = False) -> None:
+        self.text, self.done, self.total = label, 0, 0
         self.about = "at most about" if may_end_early else "about"
         self.started = time.monotonic()
         self._first = (self.started, 0)  # when the first piece was counted, and how many were done
@@ -117,14 +116,12 @@ class Work:
         self._thread = threading.Thread(target=self._watch, name="progress", daemon=True)
 
     def __enter__(self) -> "Work":
-        if self.show:
-            self._thread.start()
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._thread.join()
         self._shown.close()
 
     def tick(self, done: int, total: int, text: str = "") -> None:
@@ -223,15 +220,18 @@ def _duration(seconds: float) -> str:
 @contextmanager
 def bar(label: str, *, show: bool = True) -> Iterator[Tick]:
     """Progress of work that counts its pieces."""
-    with Work(label, show=show) as work:
+    if not show:
+        yield lambda *_: None
+        return
+    with Work(label) as work:
         yield work.tick
 
 
 @contextmanager
 def stages(label: str, *, show: bool = True) -> Iterator[Callable[[str], None]]:
     """Progress of work that only names its stages."""
-    with Work(label, show=show) as work:
-        yield lambda name: work.tick(0, 0, name)
+    with bar(label, show=show) as tick:
+        yield lambda name: tick(0, 0, name)
 
 
 @contextmanager
@@ -239,14 +239,17 @@ def training_bar(
     label: str = "training", tuning: str = "tuning NLL", *, show: bool = True
 ) -> Iterator[Callable[["Progress"], None]]:
     """Progress of training; prints a line at the end of every epoch, with the loss on the tuning split as `tuning`."""
-    with Work(label, show=show, may_end_early=True) as work:
+    if not show:
+        yield lambda _: None
+        return
+    with Work(label, may_end_early=True) as work:
 
         def report(p: "Progress") -> None:
             who = f"model {p.member} of {p.members}, " if p.members > 1 else ""
             text = f"{who}epoch {p.epoch:>{len(str(p.epochs))}} of {p.epochs}"
             if p.loss is not None:
                 text += f": loss {p.loss:.4f}"
-            if p.ended and show:
+            if p.ended:
                 best = ", best so far" if p.best else ""
                 print_line(f"{text}, {tuning} {p.tuning_nll:.4f}{best}")
             epochs = (p.member - 1) * p.epochs + p.epoch

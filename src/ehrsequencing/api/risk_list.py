@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from ehrsequencing.config import DataConfig, DriftConfig
+from ehrsequencing.core.answer_types import HighRisk, ListSummary, Raising
 from ehrsequencing.core.arrays import Ints, hash_u64
 from ehrsequencing.core.files import write_json
 from ehrsequencing.core.outputs import LIST, output_file, refuse_existing
@@ -17,10 +17,10 @@ from ehrsequencing.core.version import __version__
 from ehrsequencing.explain import Question, subject_records
 from ehrsequencing.explain.tables import explain_subject
 from ehrsequencing.prediction.drift import Drift, Sampled
-from ehrsequencing.prediction.moment import KINDS, Moment
 from ehrsequencing.prediction.predict import NewRecords, horizons_of, predict
 from ehrsequencing.prediction.prediction_file import Risks
 from ehrsequencing.prediction.run import Run
+from ehrsequencing.records.moment import KINDS, Moment
 from ehrsequencing.records.people import quantiles
 from ehrsequencing.records.scales import Sample
 from ehrsequencing.records.survey import Progress
@@ -82,7 +82,7 @@ def write_list(
     overwrite: bool = False,
     progress: Progress | None = None,
     say: Callable[[str], None] = lambda _: None,
-) -> tuple[dict[str, Any], Drift, dict[str, Path]]:
+) -> tuple[ListSummary, Drift, dict[str, Path]]:
     """Write risks as `predict` does, and beside them a page and a JSON that only their owner may read.
 
     `threshold` is the main risk from which people are counted, by default the 90th percentile of the run's own. With
@@ -134,7 +134,7 @@ def write_list(
     if not (strict and drift.is_alarm):
         wrote = {"predictions": out} | wrote
     kinds = {kind: n for kind, n in zip(KINDS, seen.kinds.tolist(), strict=True) if n}
-    summary = {
+    summary: ListSummary = {
         **LIST.facts,
         "question": question.text,
         "at": at,
@@ -158,18 +158,17 @@ def _highest(
     records: NewRecords,
     moment: Moment,
     highest: Sequence[tuple[float, int, int]],
-) -> list[dict[str, Any]]:
+) -> list[HighRisk]:
     """The people with the highest risks, with the codes that raise them; their records are read again."""
     time_of = {subject: us for _, subject, us in highest}
-    raised = {}
+    raised = dict[int, list[Raising]]()
     for record in subject_records(records, {*time_of}, moment):
         row = int(np.flatnonzero(record.prediction_us == time_of[record.subject_id])[0])
         rows = explain_subject(question, record, row=row, kinds=["code"])[1].to_pylist()
+        adding = [one for one in rows if one["change_in_risk"] >= SMALLEST][:RAISING]
         raised[record.subject_id] = [
-            {"code": one["code"], "adds": round(one["change_in_risk"], 4)}
-            for one in rows
-            if one["change_in_risk"] >= SMALLEST
-        ][:RAISING]
+            {"code": one["code"], "adds": round(one["change_in_risk"], 4)} for one in adding
+        ]
     return [
         {
             "subject_id": subject,

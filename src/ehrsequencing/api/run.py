@@ -40,9 +40,9 @@ from ehrsequencing.evaluation.results import read_result
 from ehrsequencing.explain import Question
 from ehrsequencing.explorer import ExplorerSettings, collect, write_page
 from ehrsequencing.explorer.collect import Explorer
-from ehrsequencing.prediction.moment import Moment
 from ehrsequencing.prediction.predict import NewRecords, RiskPredictor
 from ehrsequencing.prediction.run import Run, saved_audit
+from ehrsequencing.records.moment import Moment
 
 
 @answering_methods

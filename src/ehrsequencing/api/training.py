@@ -1,5 +1,6 @@
 """Training: `fit`, `pretrain`, `save_run`, and what they share with the commands."""
 
+import copy
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -21,9 +22,11 @@ from ehrsequencing.config import (
     validated,
 )
 from ehrsequencing.config.base import visit_encoder
+from ehrsequencing.core.answer_types import PretrainingResults
 from ehrsequencing.core.elsewhere import answering
 from ehrsequencing.core.errors import EhrseqError, refuse_idle
-from ehrsequencing.core.files import read_json, refuse_overlap
+from ehrsequencing.core.files import refuse_overlap
+from ehrsequencing.core.manifest_types import Origin
 from ehrsequencing.core.outputs import (
     PRETRAINED,
     RUN,
@@ -34,8 +37,6 @@ from ehrsequencing.core.outputs import (
 )
 from ehrsequencing.core.signals import keep_freed_memory
 from ehrsequencing.models.base import SurvivalModel
-from ehrsequencing.prediction.reference import write_people, write_reference
-from ehrsequencing.records.people import PEOPLE
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training import fit as training
 from ehrsequencing.training.hazards_objective import LossFunction
@@ -48,14 +49,13 @@ from ehrsequencing.training.run_folder import (
     RunFolder,
     alone_in,
     remove_unfinished,
-    write_run_files,
 )
-from ehrsequencing.training.train import Trainer
+from ehrsequencing.training.train import Trained, Trainer
 from ehrsequencing.training.transfer import Pretrained
 
 # a loss of one's own is learned by the network alone, unless these are given
 _NOTHING_ELSE = {"blend": False, "distillation": 0.0, "masked_codes": 0.0}
-Callback = Callable[[dict[str, Any]], object]
+Callback = Callable[[dict[str, float | None]], object]
 
 
 @answering
@@ -168,6 +168,8 @@ def _with_callbacks(show: ShowProgress, callbacks: Sequence[Callback], word: str
     Raises:
         EhrseqError: A callback cannot be called with one argument.
     """
+    if not callbacks:
+        return show
     try:
         for callback in callbacks:
             inspect.signature(callback).bind({})
@@ -199,7 +201,7 @@ def train(
     resume: bool = False,
     overwrite: bool = False,
     progress: bool = True,
-    on_start: Callable[[Mapping[str, Any] | None], None] = lambda _: None,
+    on_start: Callable[[Origin | None], None] = lambda _: None,
     say: Callable[[str], None] = lambda _: None,
 ) -> bool:
     """Train a run, alone or as one of several processes of torchrun; `fit` and `ehrseq train` call it.
@@ -248,16 +250,6 @@ def train(
             on_progress=report,
             say=tell,
         )
-        if is_first:
-            write_reference(out)
-            if (prepared.folder / PEOPLE).is_file():  # not in a set of an earlier version
-                write_people(
-                    out,
-                    read_json(prepared.folder / PEOPLE),
-                    prepared.timelines("train"),
-                    prepared.records(name, "tuning"),
-                    end_us=prepared.manifest["dataset_end_us"],
-                )
         return is_first
 
 
@@ -325,7 +317,7 @@ def pretrain(
     overwrite: bool = False,
     progress: bool = True,
     **sections: Any,
-) -> dict[str, Any]:
+) -> PretrainingResults:
     """Fit a model to records without labels, with early stopping on the tuning split.
 
     Args:
@@ -422,8 +414,8 @@ def save_run(
     )
     train, tuning = (prepared.outcome_records(asked.name, split) for split in ("train", "tuning"))
     plan = Plan(prepared, asked, config, study, train, tuning)
-    facts = {"fingerprint": plan.fingerprint, "made_of": plan.made_of, "trained": "outside"}
+    # a copy: the model stays on its device, and in training or not
+    trained = Trained(copy.deepcopy(model).cpu(), [], {"trained": "outside"})
     with RunFolder(Path(out), prepared, asked.name, plan.made_of).held(resume=False):
-        write_run_files(Path(out), prepared, study, model, [], facts)
-    write_reference(Path(out))
+        training.write_run(plan, Path(out), trained, {})
     return TrainedRun(Path(out))

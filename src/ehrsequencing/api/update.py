@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,10 @@ from ehrsequencing.core.outputs import (
     refuse_existing,
     write_manifest,
 )
+from ehrsequencing.core.record_types import PeopleRisks, Reference, Rounded
 from ehrsequencing.evaluation.external import External, read_external
-from ehrsequencing.prediction.reference import write_people, write_reference
-from ehrsequencing.prediction.run import UPDATE
+from ehrsequencing.prediction.reference import reference_risks
+from ehrsequencing.prediction.run import UPDATE, add_to_run
 from ehrsequencing.predictors.network import states_of_rows
 from ehrsequencing.predictors.recalibration import FEWEST, fit_recalibration
 from ehrsequencing.predictors.update import (
@@ -44,6 +46,13 @@ from ehrsequencing.predictors.update import (
     largest_allowed,
 )
 from ehrsequencing.records.hazards import exposure, horizon_nll
+from ehrsequencing.records.people import (
+    PEOPLE,
+    measures_to_keep,
+    quantiles_of_risks,
+    some_people,
+)
+from ehrsequencing.records.reference import REFERENCE, draw_reference
 
 SMALL = 300  # people, below which before and after are cross-fitted
 THIRDS = 3
@@ -115,11 +124,23 @@ def update(
         chosen = here.fitted(everybody, largest)
         facts = _facts(here, chosen, people, here.before_and_after(largest))
         _write(opened, folder, here, chosen, facts, overwrite=overwrite)
-    write_reference(folder)
-    records = external.population.records
-    end_us = external.population.dataset_end_us
-    write_people(folder, external.people.to_keep(), records.timelines, records, end_us=end_us)
+    updated = TrainedRun(folder)
+    for name, content in _reference(updated, external).items():
+        add_to_run(folder, name, partial(write_json, value=content))
     return TrainedRun(folder)
+
+
+def _reference(run: TrainedRun, external: External) -> dict[str, Reference | PeopleRisks[Rounded]]:
+    """The content of `reference.json` and `people.json`, of the run and the people that it was updated for."""
+    records, made_up = external.population.records, draw_reference(run.vocabulary)
+    end_us, counts = external.population.dataset_end_us, external.people.to_keep()
+    people = measures_to_keep(counts, records.timelines, run.vocabulary, end_us=end_us)
+    some = records.take(some_people(len(records.timelines)))
+    risk = run.predictor.risk(some, run.task.horizons, start_days=run.task.blanking)
+    return {
+        REFERENCE: {**made_up, "risk": reference_risks(run, made_up).round(6).tolist()},
+        PEOPLE: {**people, "risks": quantiles_of_risks(risk, some.rows)},
+    }
 
 
 def _take_task(run: TrainedRun, task: TaskConfig) -> None:
@@ -184,7 +205,7 @@ class _Local:
             for e, most in enumerate(largest)
         ]
 
-    def before_and_after(self, largest: Sequence[int]) -> dict[str, Any]:
+    def before_and_after(self, largest: Sequence[int]) -> dict[str, object]:
         """Measures on people whom the update had not seen: on a third, or cross-fitted where they are few."""
         people: Ints = np.unique(self.labels.subject, return_inverse=True)[1]
         third = np.random.default_rng(0).permutation(int(people.max()) + 1)[people] % THIRDS
@@ -200,7 +221,7 @@ class _Local:
         measured = {side: self._measured(eta, judged) for side, eta in sides.items()}
         return {"people": people_judged, "how": how, **measured}
 
-    def _measured(self, eta: Floats, judged: Bools) -> dict[str, Any]:
+    def _measured(self, eta: Floats, judged: Bools) -> dict[str, object]:
         """NLL of a prediction time; of each cause O/E and calibration slope, None of fewer than 11 people."""
         labels, hazards = self.labels.take(judged), np.exp(eta)
         named = {name: getattr(labels, name) for name in ("duration_days", "cause", "entry_days")}
@@ -226,7 +247,7 @@ def _last_inputs(run: TrainedRun, external: External) -> Floats:
 
 def _facts(
     here: _Local, chosen: Sequence[CauseUpdate], people: Sequence[int], judged: dict[str, Any]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """What the manifest and the card say; everything in it may be shared."""
     of_causes = {
         cause: {

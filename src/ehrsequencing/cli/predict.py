@@ -69,7 +69,7 @@ def predict(
     config: Config = None,
 ) -> None:
     """Write risk curves for any MEDS data, and beside them a page and a JSON for their owner."""
-    from ehrsequencing.prediction.moment import refuse_early
+    from ehrsequencing.prediction.prediction_file import refuse_early
 
     study = read_study(config, overrides, "predict")
     refuse_early(out, data, at, overwrite=overwrite)

@@ -15,6 +15,7 @@ from ehrsequencing.cli.options import (
     open_run,
     read_study,
 )
+from ehrsequencing.core.manifest_types import Origin
 from ehrsequencing.core.signals import keep_freed_memory
 
 
@@ -52,7 +53,7 @@ def train(
         refuse_other_task(study.task, store.task(study.task.name), file=config, by=prepared)
         task = task or study.task.name
 
-    def show_start(started_from: Any) -> None:
+    def show_start(started_from: Origin | None) -> None:
         for line in transfer_lines(started_from):
             say(line)
         if advice := transfer_advice(started_from):

@@ -99,7 +99,7 @@ class ArrayWriter:
             self._file, {**header, "shape": (self.rows, *self.columns)}
         )
 
-    def append(self, rows: NDArray[Any]) -> None:
+    def append(self, rows: NDArray[np.generic]) -> None:
         """Append rows along the first axis."""
         self._file.write(np.ascontiguousarray(rows, dtype=self.dtype).data)
         self.rows += len(rows)

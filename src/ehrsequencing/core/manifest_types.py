@@ -48,6 +48,13 @@ class Fitted(TypedDict, total=False):
     recalibration: dict[str, CauseRecalibration]
 
 
+class Found(TypedDict):
+    """How many codes were found in another vocabulary in one way, and their share of the records' codes."""
+
+    codes: int
+    share: float
+
+
 class Origin(TypedDict, total=False):
     """A model that a run started from, and what that one started from in its turn."""
 
@@ -58,6 +65,8 @@ class Origin(TypedDict, total=False):
     objectives: dict[str, float]
     excluded_targets: dict[str, list[str]] | None
     vocabulary: str  # a digest
+    transfer: dict[str, str]  # settings
+    overlap: dict[str, Found]
     init: "Origin"
 
 

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -60,6 +60,13 @@ _OLDER_PREDICTIONS = (
 )
 
 
+class KindFacts(TypedDict):
+    """The entries of a manifest that name its kind."""
+
+    kind: str
+    format: int
+
+
 @dataclass(frozen=True)
 class Kind:
     """One kind of output.
@@ -75,7 +82,7 @@ class Kind:
     marks: tuple[bytes, ...] = ()
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> KindFacts:
         """The entries of a manifest that name the kind."""
         return {"kind": self.name, "format": FORMAT}
 

@@ -6,7 +6,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from ehrsequencing.core.disclosure import (
     SMALLEST_COUNT,
@@ -63,6 +63,7 @@ _FACTS = (
 )
 _EXTERNAL = ("data", "unmatched", "subjects", "seen_in_training", "people", "new_codes", "drift")
 Row = Mapping[str, Any]
+Rows = TypeVar("Rows")  # a type of the keys
 Cells = Mapping[tuple[Any, Any, Any], tuple[int, int]]
 
 
@@ -147,15 +148,14 @@ def _learned(row: Row, *, events: Row) -> dict[str, Any]:
     return {**row, **dict.fromkeys(hidden & row.keys())}
 
 
-def redact_rows(
-    exact: Row, *, is_simulated: bool, is_pooled: bool = False
-) -> Shareable[dict[str, Any]]:
+def redact_rows(exact: Rows, *, is_simulated: bool, is_pooled: bool = False) -> Shareable[Rows]:
     """Redact a result of nested rows, each with its own numbers of people, as a comparison of runs.
 
     What `is_pooled` was made of files that were redacted at their sites, cell by cell.
     """
     of_row = _counted if is_pooled else partial(_cell, cells={})
-    return Shareable(exact if is_simulated else rounded(_changed(exact, of_row)))
+    whole = cast(Row, exact)
+    return Shareable(whole if is_simulated else rounded(_changed(whole, of_row)))
 
 
 def owners_part(result: Exact | Shared) -> dict[str, Any]:

@@ -4,9 +4,10 @@
 """
 
 from collections.abc import Mapping
-from typing import Any, Generic, Literal, NotRequired, TypedDict, TypeVar
+from typing import Any, Generic, Literal, NotRequired, TypedDict
 
-N = TypeVar("N")  # a count of people: an int, or int | str where it may be shared
+from ehrsequencing.core.answer_types import ExternalPart, RecalibrationPart, RepeatedSplits
+from ehrsequencing.core.record_types import N, RecordsBefore, Step
 
 
 class Horizon(TypedDict):
@@ -335,12 +336,17 @@ class Audit(TypedDict, Generic[N]):
 SharedAudit = Audit[int | str]
 
 
+EpochRow = dict[
+    str, float
+]  # of a training: `epoch`, `train_nll`, `tuning_nll`, `best`, `seconds` …
+
+
 class Training(TypedDict):
     """What only a run has; of another predictor its name."""
 
     run: str
     weights: str | None  # a digest
-    history: list[dict[str, Any]]
+    history: list[EpochRow]
     recalibrated_in_training: bool
 
 
@@ -357,15 +363,15 @@ class Frame(Training, Generic[N]):
     causes: list[str]
     horizons_days: list[float]
     landmarks_days: list[float]
-    attrition: list[dict[str, Any]]  # `steps` of `attrition.json`
+    attrition: list[Step[N]]
     events: dict[str, dict[str, N]]  # split → cause or `censored` → people
-    records_before: list[dict[str, Any]]
+    records_before: list[RecordsBefore[N]]
     config: dict[str, Any]
     inputs: dict[str, Any]
     audit: SharedAudit | None
-    external: dict[str, Any] | None
-    recalibration: dict[str, Any] | None
-    repeated_splits: dict[str, Any] | None
+    external: ExternalPart[N] | None
+    recalibration: RecalibrationPart | None
+    repeated_splits: RepeatedSplits[N] | None
     score: dict[str, Any] | None
 
 
@@ -431,6 +437,6 @@ Exact = Result[int]
 Shared = Result[int | str]
 
 
-def place_of(row: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+def place_of(row: Mapping[str, Any]) -> tuple[float | None, str, float | None]:
     """Landmark, cause and horizon of a row."""
     return row["landmark_days"], row["cause"], row["horizon_days"]

@@ -1,11 +1,10 @@
 """What a reader needs beside the metrics: task, data, flow of subjects, inputs of each split, a reviewer's checks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +15,7 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, read_json_lines
 from ehrsequencing.core.made_of import made_of
 from ehrsequencing.core.outputs import ARRAYS_FILE, BLEND_FILE, HISTORY, RUN_NEEDS
+from ehrsequencing.core.record_types import CohortCounts
 from ehrsequencing.core.result_types import Checks, Frame, Training
 from ehrsequencing.core.version import __version__
 from ehrsequencing.evaluation.comparison import Comparison
@@ -144,9 +144,9 @@ class Context:
     prepared: Prepared | None
 
     @cached_property
-    def splits(self) -> dict[str, Mapping[str, Any]]:
+    def splits(self) -> dict[str, CohortCounts]:
         """Counts of the splits that the model was made from, and of the population."""
-        made: dict[str, Mapping[str, Any]] = {}
+        made: dict[str, CohortCounts] = {}
         if self.prepared is not None:
             made = dict(self.prepared.attrition(self.source.task.name)["splits"])
             if self.population.split not in SPLITS:
@@ -283,7 +283,7 @@ class Context:
         return sentences
 
 
-def input_rates(records: TaskRecords, vocabulary: Vocabulary) -> dict[str, Any]:
+def input_rates(records: TaskRecords, vocabulary: Vocabulary) -> dict[str, object]:
     """How complete the inputs are: of subjects with a prediction time, what they had by their last one.
 
     Args:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ehrsequencing.core.answer_types import Calibrations, RecalibrationPart
 from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.core.disclosure import TOO_FEW, shareable_count
 from ehrsequencing.core.result_types import MetricRow
@@ -389,7 +390,7 @@ def recalibrate(run: Run, prepared: Prepared) -> Recalibration:
 
 def before_and_after(
     evaluation: "Evaluation", run: Run, fitted: Recalibration, *, landmark_days: float | None
-) -> dict[str, Any]:
+) -> RecalibrationPart:
     """The `recalibration` key of `metrics.json`: calibration at one landmark, as trained and recalibrated."""
     after = run.predictor.recalibrated(fitted.intercept[:, 0], fitted.slope[:, 0])
     sides = {"before": run.predictor, "after": after}
@@ -397,7 +398,7 @@ def before_and_after(
     scopes = evaluation.comparisons(risks, horizons)
     scope = next(one for one in scopes if one.landmark_days == landmark_days).without_resamples()
 
-    def measured(side: str) -> dict[str, dict[str, list[float | None]]]:
+    def measured(side: str) -> Calibrations:
         estimates = metric_estimates(scope, side, [METRICS[key] for key in SHOWN])
         return {
             name: {key: [number(v) for v in one.value[e]] for key, one in estimates.items()}

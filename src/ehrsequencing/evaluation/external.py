@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ehrsequencing.config import DataConfig, DriftConfig, EvaluationConfig, TaskConfig
+from ehrsequencing.core.answer_types import ExternalPart, NewCode
 from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, private_folder, read_json, refuse_overlap
@@ -260,7 +261,7 @@ def validate(
 
 def _summary(
     run: Run, external: External, store: Prepared | None, inputs: Mapping[str, Any]
-) -> tuple[dict[str, Any], list[str]]:
+) -> tuple[ExternalPart[int], list[str]]:
     """The `external` key of `metrics.json`, and what a reader must be warned of; `inputs` are rates by split."""
     population, seen, warnings = external.population, None, list[str]()
     rate, there = (inputs.get(split, {}).get("unknown_token_rate") for split in (SPLIT, "train"))
@@ -287,16 +288,17 @@ def _summary(
             "to state it."
         )
     warnings += [f"No code of the data matches the task's {text}." for text in external.unmatched]
+    unknown: list[NewCode[int]] = [
+        {"code": code, "subjects": count}
+        for code, count in external.unknown.items()
+        if count >= SMALLEST_COUNT
+    ]
     return {
         "data": population.data,
         "subjects": population.counts["steps"][-1]["subjects"],
         "unknown_token_rate": rate,
         "training_unknown_token_rate": there,
-        "new_codes": [
-            {"code": code, "subjects": count}
-            for code, count in external.unknown.items()
-            if count >= SMALLEST_COUNT
-        ][:MOST_CODES],
+        "new_codes": unknown[:MOST_CODES],
         "unmatched": external.unmatched,
         "drift": external.drift.as_json(),
         "seen_in_training": seen,

@@ -5,12 +5,19 @@ Outcomes with fewer than 50 events are pooled: their own numbers would be noise,
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
 from ehrsequencing.config import EvaluationConfig
+from ehrsequencing.core.answer_types import (
+    Estimated,
+    OutcomeNumbers,
+    OutcomeRow,
+    OutcomeSummary,
+    OutcomeTable,
+    PooledOutcomes,
+)
 from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints
 from ehrsequencing.core.disclosure import rounded
 from ehrsequencing.core.files import Shareable
@@ -50,7 +57,7 @@ def evaluate_outcomes(
     split: str,
     settings: EvaluationConfig,
     progress: Progress = lambda done, total: None,
-) -> Shareable[dict[str, Any]]:
+) -> Shareable[OutcomeTable]:
     """The table of all outcomes, as it may be shared.
 
     - `events`: subjects with the event within the last horizon after a landmark.
@@ -74,7 +81,7 @@ def evaluate_outcomes(
         `events` of `subjects`.
     """
     rows = OutcomeRows(run, prepared, split, settings)
-    outcomes, rare = list[dict[str, Any]](), _Pool()
+    outcomes, rare = list[OutcomeRow](), _Pool()
     for done, one in enumerate(rows.outcomes(), start=1):
         if (events := len(one.had)) >= FEWEST_EVENTS:
             outcomes.append({"code": run.outcomes[one.number], "events": events, **one.numbers()})
@@ -82,7 +89,7 @@ def evaluate_outcomes(
             rare.add(one)
         progress(done, len(run.outcomes))
     outcomes.sort(key=lambda row: -(row["auc"]["value"] or 0.0))
-    result = {
+    result: OutcomeTable = {
         "task": run.task.name,
         "split": split,
         "outcomes": outcomes,
@@ -94,17 +101,16 @@ def evaluate_outcomes(
         "strata": ["sex", "age"] if rows.has_sex else ["age"],
     }
     shared = redact_rows(result, is_simulated=bool(prepared.manifest.get("simulated")))
-    shared["summary"] = summary(shared["outcomes"])
+    shared.content["summary"] = summary(shared.content["outcomes"])
     return shared
 
 
-def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def summary(rows: list[OutcomeRow]) -> OutcomeSummary:
     """Median AUC, and how many O/E lie within .9 to 1.1; with events as they are, even true hazards miss that often."""
     aucs = [row["auc"]["value"] for row in rows if row["auc"]["value"] is not None]
     ratios = np.array([row["oe"]["value"] for row in rows if row["oe"]["value"] is not None])
-    held = [
-        row["oe"]["low"] <= 1 <= row["oe"]["high"] for row in rows if row["oe"]["low"] is not None
-    ]
+    limits = [(row["oe"]["low"], row["oe"]["high"]) for row in rows]
+    held = [low <= 1 <= high for low, high in limits if low is not None and high is not None]
     rng = np.random.default_rng(0)
     drawn = [rng.poisson(row["events"], 2000) / row["events"] for row in rows]
     return rounded(
@@ -135,7 +141,7 @@ class OneOutcome:
     observed: Floats  # (1 + resamples,) at landmarks, within the last horizon
     expected: Floats
 
-    def numbers(self) -> dict[str, Any]:
+    def numbers(self) -> OutcomeNumbers:
         """AUC, C and O/E, each with its interval."""
         oe = divide(self.observed, self.expected)
         c = self.c if self.c is not None else np.full(len(oe), np.nan)
@@ -159,7 +165,7 @@ class _Pool:
         self.count, self.subjects = self.count + 1, one.subjects
         self.people.update(one.had.tolist())
 
-    def numbers(self) -> dict[str, Any]:
+    def numbers(self) -> PooledOutcomes:
         """Their AUC, cases as weights, and O/E; none where the pool is empty."""
         if not self.sums:
             return {"outcomes": 0}
@@ -347,9 +353,14 @@ def _one_a_stratum(subject: Ints, stratum: Ints, *, seed: int) -> Ints:
     return np.sort(order[np.unique(key, return_index=True)[1]])
 
 
-def _estimate(values: Floats, events: int, subjects: int) -> dict[str, float | None]:
+def _estimate(values: Floats, events: int, subjects: int) -> Estimated:
     """The whole's value, its interval over the resamples, and of how many people it is."""
     low, high = interval_around(values[0], values[1:])
-    numbers = {"value": values[0], "low": low, "high": high}
-    shown = {name: None if np.isnan(x) else round(float(x), 4) for name, x in numbers.items()}
-    return {**shown, "events": events, "subjects": subjects}
+    shown = [None if np.isnan(x) else round(float(x), 4) for x in (values[0], low, high)]
+    return {
+        "value": shown[0],
+        "low": shown[1],
+        "high": shown[2],
+        "events": events,
+        "subjects": subjects,
+    }

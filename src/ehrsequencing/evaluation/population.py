@@ -1,10 +1,9 @@
 """The population of an evaluation: subjects with prediction times, labels and follow-up, and how they were chosen."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from ehrsequencing.config import EvaluationConfig, TaskConfig, format_days
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.disclosure import SMALLEST_COUNT, TOO_FEW, count_text
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.record_types import Attrition, CohortCounts
 from ehrsequencing.core.result_types import AtRisk, FollowUp, SmallestG
 from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.evaluation.results import number
@@ -54,7 +54,7 @@ class Population:
     split: str
     data: str
     records: TaskRecords
-    attrition: Mapping[str, Any]
+    attrition: Attrition
     source: Path | None
     only_landmarks: bool = False
     is_simulated: bool = False
@@ -104,7 +104,7 @@ class Population:
         records, whole = self.records.take(subjects), self.counts
         rows, names, before = records.rows, list(whole["events"]), whole["steps"][-1]["subjects"]
         outcomes = np.bincount(rows.cause[rows.row_offsets[:-1]], minlength=len(names)).tolist()
-        counts = {
+        counts: CohortCounts = {
             **whole,
             "steps": [
                 *whole["steps"],
@@ -115,11 +115,14 @@ class Population:
             "events": dict(zip(names, outcomes, strict=True)),
             "records_before": [],  # counted for everybody only
         }
-        attrition = {**self.attrition, "splits": {**self.attrition["splits"], self.split: counts}}
-        return replace(self, records=records, attrition=attrition)
+        return replace(self, records=records, attrition=self.with_counts(counts))
+
+    def with_counts(self, counts: CohortCounts) -> Attrition:
+        """The attrition with other counts of these subjects."""
+        return {**self.attrition, "splits": {**self.attrition["splits"], self.split: counts}}
 
     @property
-    def counts(self) -> Mapping[str, Any]:
+    def counts(self) -> CohortCounts:
         """Flow, prediction times and events of these subjects alone."""
         return self.attrition["splits"][self.split]
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ehrsequencing.config import EvaluationConfig, StudyConfig
+from ehrsequencing.core.answer_types import RepeatedRow, RepeatedSplits
 from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.disclosure import TOO_FEW
 from ehrsequencing.core.errors import EhrseqError
@@ -121,7 +122,7 @@ class Split:
         return cls(stored["seed"], *sizes, values, counts)
 
 
-def summarise(splits: Sequence[Split]) -> dict[str, Any]:
+def summarise(splits: Sequence[Split]) -> RepeatedSplits[int]:
     """The `repeated_splits` key of `metrics.json`."""
     ratio = float(np.mean([split.held_out_subjects / split.train_subjects for split in splits]))
     places = list(dict.fromkeys(place for split in splits for place in split.values))
@@ -129,12 +130,17 @@ def summarise(splits: Sequence[Split]) -> dict[str, Any]:
     def column(place: Place) -> Floats:
         return np.array([split.values.get(place, np.nan) for split in splits])
 
-    def line(place: Place, values: Floats) -> dict[str, Any]:
+    def line(place: Place, values: Floats) -> RepeatedRow[int]:
         mean, low, high = corrected_interval(values, ratio)
         counted = _counted(splits, place, share=ratio / (1.0 + ratio))
         few = counted is not None and bool(too_few(*counted))
         events, subjects = counted or (None, None)
-        return place._asdict() | {
+        return {
+            "model": place.model,
+            "landmark_days": place.landmark_days,
+            "cause": place.cause,
+            "horizon_days": place.horizon_days,
+            "metric": place.metric,
             "events": events,
             "subjects": subjects,
             "mean": number(mean),
@@ -150,8 +156,9 @@ def summarise(splits: Sequence[Split]) -> dict[str, Any]:
         if place.model != OURS and METRICS[place.metric].compared:
             less = column(place._replace(model=OURS)) - column(place)
             better = METRICS[place.metric].better * less
-            counts = {"wins": int(np.sum(better > 0)), "of": int(np.sum(~np.isnan(less)))}
-            differences.append(line(place, less) | counts)
+            row = line(place, less)
+            row["wins"], row["of"] = int(np.sum(better > 0)), int(np.sum(~np.isnan(less)))
+            differences.append(row)
     return {
         "splits": len(splits),
         "seeds": [split.seed for split in splits],
@@ -185,7 +192,7 @@ def repeated_splits(
     prepared: Path | None = None,
     settings: EvaluationConfig | None = None,
     progress: Callable[[int, int, str], None] = lambda done, total, what: None,
-) -> dict[str, Any]:
+) -> RepeatedSplits[int]:
     """Prepare, train and evaluate for each of several random splits of the subjects.
 
     Each split has a folder `RUN/splits/seed-…`; what is finished there is kept, and an interrupted training goes on.
@@ -278,7 +285,7 @@ def one_split(
     settings: EvaluationConfig,
     origin: str = "",
     stage: Callable[[str], None] = lambda what: None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Prepare, train and evaluate one random split of the subjects; what is finished in its folder is kept.
 
     Args:
@@ -346,7 +353,7 @@ def split_study(study: StudyConfig, seed: int) -> StudyConfig:
 
 def _judge(
     run_folder: Path, parts: Prepared, settings: EvaluationConfig, stage: Callable[[str], None]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     run = Run(run_folder)
     judged = Population.of_split(parts, run.task, "held_out").drawn(settings)
     rivals = fit_rivals(Evaluated.of_run(run), parts, settings, stage)

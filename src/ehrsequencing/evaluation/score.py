@@ -38,6 +38,7 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, refuse_overlap, sha256
 from ehrsequencing.core.made_of import made_of
 from ehrsequencing.core.outputs import SCORE, complete_folder, write_manifest
+from ehrsequencing.core.record_types import CohortCounts
 from ehrsequencing.core.result_types import Exact
 from ehrsequencing.evaluation.comparison import NETWORK, ORACLE
 from ehrsequencing.evaluation.evaluate import Evaluation
@@ -417,11 +418,11 @@ def _evaluated(
         0, np.cumsum(np.bincount(rows.subject[chosen], minlength=len(whole.records.timelines)))
     ]
     records = TaskRecords(whole.records.timelines, rows.select(chosen, offsets.astype(np.int64)))
-    counts = {**whole.counts, "prediction_times": len(chosen)}
+    counts: CohortCounts = {**whole.counts, "prediction_times": len(chosen)}
     population = replace(
         whole,
         records=records,
-        attrition={**whole.attrition, "splits": {**whole.attrition["splits"], whole.split: counts}},
+        attrition=whole.with_counts(counts),
         only_landmarks=True,
     )
     return population, matched.risk[chosen], [note]

@@ -1,7 +1,7 @@
 """Metrics of our model in groups of subjects: by age, sex and other codes without a time."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -119,7 +119,7 @@ def groups_of_rows(
     return {group: levels for group, levels in out.items() if len(np.unique(levels)) > 1}
 
 
-def age_bands(age_years: NDArray[np.floating[Any]]) -> NDArray[np.str_]:
+def age_bands(age_years: NDArray[np.floating]) -> NDArray[np.str_]:
     """Decades of age, as `60-69`; `unknown` where it is.
 
     >>> age_bands(np.array([19.9, 60.0, 69.99, 95.0, np.nan])).tolist()

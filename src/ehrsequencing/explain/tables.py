@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -112,8 +111,8 @@ def _attention(question: Question, record: SubjectRecord, row: int) -> dict[tupl
 
 def _row(
     effect: Effect, record: SubjectRecord, attention: dict[tuple[int, str], float]
-) -> dict[str, Any]:
-    row: dict[str, Any] = {
+) -> dict[str, object]:
+    row: dict[str, object] = {
         "kind": effect.kind,
         "code": effect.code,
         "with_code": effect.other,

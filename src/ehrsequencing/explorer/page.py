@@ -13,7 +13,6 @@ import zlib
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
@@ -34,7 +33,7 @@ TOP = 65_535
 _NAMES = {"uint8": "u1", "uint16": "u2", "uint32": "u4", "float32": "f4"}
 
 
-def quantised(risk: NDArray[np.floating[Any]]) -> NDArray[np.uint16]:
+def quantised(risk: NDArray[np.floating]) -> NDArray[np.uint16]:
     """Risks as 16-bit integers q, with risk ≈ (q / 65,535)²: off by at most 1.6e-5, and by less where risks are small.
 
     >>> import numpy as np
@@ -45,7 +44,7 @@ def quantised(risk: NDArray[np.floating[Any]]) -> NDArray[np.uint16]:
     return np.round(np.sqrt(np.clip(np.nan_to_num(risk), 0.0, 1.0)) * TOP).astype(np.uint16)
 
 
-def zigzag(change: NDArray[np.integer[Any]], bits: int) -> NDArray[Any]:
+def zigzag(change: NDArray[np.integer], bits: int) -> NDArray[np.unsignedinteger]:
     """Signed differences, modulo 2^bits, as unsigned numbers that are small where the differences are.
 
     >>> import numpy as np
@@ -56,13 +55,13 @@ def zigzag(change: NDArray[np.integer[Any]], bits: int) -> NDArray[Any]:
     return ((wrapped << 1) ^ (wrapped >> (bits - 1))).view({16: np.uint16, 32: np.uint32}[bits])
 
 
-def differences(values: NDArray[np.integer[Any]], bits: int = 32) -> NDArray[Any]:
+def differences(values: NDArray[np.integer], bits: int = 32) -> NDArray[np.unsignedinteger]:
     """Each number less the one before it, zigzag: of numbers that rise slowly, or are near each other."""
     whole = values.astype(np.int64)
     return zigzag(whole - np.r_[0, whole[:-1]], bits)
 
 
-def hundredths(days: NDArray[np.floating[Any]]) -> Ints:
+def hundredths(days: NDArray[np.floating]) -> Ints:
     """Days as whole hundredths; NaN as −1."""
     return np.where(np.isnan(days), -1, np.round(days * 100)).astype(np.int64)
 
@@ -79,8 +78,8 @@ def rounded_floats(values: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def pack(
-    arrays: Mapping[str, NDArray[Any]], coded: Mapping[str, str]
-) -> tuple[dict[str, Any], str]:
+    arrays: Mapping[str, NDArray[np.generic]], coded: Mapping[str, str]
+) -> tuple[dict[str, object], str]:
     """Arrays as one text, and what a reader must know to take them apart.
 
     Args:
@@ -90,13 +89,13 @@ def pack(
     Returns:
         `{"size": bytes before compression, "arrays": [[name, type, length, coding]]}`, and base64.
     """
-    parts, listed = list[bytes](), list[list[Any]]()
+    parts, listed = list[bytes](), list[tuple[str, str, int, str]]()
     for name, array in arrays.items():
         flat = np.ascontiguousarray(array).ravel()
         width = flat.dtype.itemsize
         # all first bytes of the numbers, then all second ones …: text that compresses well
         parts.append(flat.view(np.uint8).reshape(-1, width).T.tobytes())
-        listed.append([name, _NAMES[flat.dtype.name], len(flat), coded.get(name, "")])
+        listed.append((name, _NAMES[flat.dtype.name], len(flat), coded.get(name, "")))
     whole = b"".join(parts)
     squeeze = zlib.compressobj(9, zlib.DEFLATED, -15)
     text = base64.b64encode(squeeze.compress(whole) + squeeze.flush()).decode()
@@ -241,7 +240,7 @@ def _clean(text: str) -> str:
     return _NOT_TEXT.sub("�", text)
 
 
-def _about(explorer: Explorer) -> dict[str, Any]:
+def _about(explorer: Explorer) -> dict[str, object]:
     """What the page knows beside its arrays."""
     run, task, shown, settings = explorer.run, explorer.run.task, explorer.shown, explorer.settings
     codes = [
@@ -289,7 +288,7 @@ def _landmarks(explorer: Explorer) -> list[float]:
     return [0.0, *(days for days in explorer.run.task.landmarks if days)]
 
 
-def _blocks(explorer: Explorer) -> dict[str, tuple[dict[str, Any], str]]:
+def _blocks(explorer: Explorer) -> dict[str, tuple[dict[str, object], str]]:
     """The packed arrays: those of the patients, and those of the removals."""
     blocks = {"patients": pack(*_patient_arrays(explorer))}
     if explorer.removals is not None:
@@ -297,7 +296,7 @@ def _blocks(explorer: Explorer) -> dict[str, tuple[dict[str, Any], str]]:
     return blocks
 
 
-def _patient_arrays(explorer: Explorer) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+def _patient_arrays(explorer: Explorer) -> tuple[dict[str, NDArray[np.generic]], dict[str, str]]:
     patients, shown = explorer.gathered.patients, explorer.shown
     age = np.minimum(patients.age_years, OLDEST)
     # numbers of rare codes stand for different things, and are left out
@@ -313,7 +312,7 @@ def _patient_arrays(explorer: Explorer) -> tuple[dict[str, NDArray[Any]], dict[s
     }
     for number, landmark in enumerate(_landmarks(explorer), start=1):
         running[f"moment{number}"] = landmark_rows(patients, landmark) + 1
-    arrays: dict[str, NDArray[Any]] = {
+    arrays: dict[str, NDArray[np.generic]] = {
         name: differences(values) for name, values in running.items()
     }
     arrays["risk"] = differences(quantised(patients.risk).ravel(), 16)
@@ -334,7 +333,7 @@ def _patient_arrays(explorer: Explorer) -> tuple[dict[str, NDArray[Any]], dict[s
     return arrays, coded
 
 
-def _removal_arrays(explorer: Explorer) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+def _removal_arrays(explorer: Explorer) -> tuple[dict[str, NDArray[np.generic]], dict[str, str]]:
     removals, removed, patients = explorer.removals, explorer.removed, explorer.gathered.patients
     assert removals is not None
     assert removed is not None
@@ -351,7 +350,7 @@ def _removal_arrays(explorer: Explorer) -> tuple[dict[str, NDArray[Any]], dict[s
         "first_row": removals.first_row,
         "answer_offsets": removals.answer_offsets,
     }
-    arrays: dict[str, NDArray[Any]] = {
+    arrays: dict[str, NDArray[np.generic]] = {
         name: differences(values) for name, values in running.items()
     }
     coded = dict.fromkeys(arrays, "differences")

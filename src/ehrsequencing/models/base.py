@@ -110,6 +110,8 @@ class SurvivalModel(HazardModel):
             try:
                 return super().__getattr__(name)
             except AttributeError:
+                if name.startswith("_"):  # Python itself asks
+                    raise
                 raise AttributeError(lacks("SurvivalModel", name, dir(type(self)))) from None
 
     def __call__(self, batch: VisitBatch, *others: object, **named: object) -> Tensor:

@@ -9,13 +9,14 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from ehrsequencing.config import DataConfig, DriftConfig
+from ehrsequencing.core.answer_types import DriftSummary
 from ehrsequencing.core.arrays import Bools, Floats
 from ehrsequencing.core.disclosure import SMALLEST_COUNT, rounded, shareable_count, shareable_rate
+from ehrsequencing.core.record_types import TrainingPeople
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.codes import CodeMatcher, code_type, read_parents
 from ehrsequencing.records.cohort import CohortBuilder
@@ -182,7 +183,7 @@ class Drift:
         cut = f"The extract is cut ({medians}), so it is judged by rates a year."
         return f"{text} {cut}" if broken else f"{cut} {text}"
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> DriftSummary:
         """For other programs; everything in it may be shared."""
         return {
             "verdict": self.verdict,
@@ -284,7 +285,7 @@ def _numbers(people: People, limits: DriftConfig) -> Iterator[Difference]:
 
 
 def _rows_a_visit(
-    people: People, reference: Mapping[str, Any], limits: DriftConfig
+    people: People, reference: TrainingPeople, limits: DriftConfig
 ) -> Iterator[Difference]:
     """Rows a visit of codes that most visits have, among the people who have the code."""
     for code, (usual, usual_sd) in reference.get("rates", {}).items():
@@ -312,12 +313,12 @@ def unusual(person: People, run: Run) -> Iterator[tuple[str | None, str]]:
     for code, share in person.outside.items():
         if share and not is_group[vocabulary.scale[vocabulary.index[code]]]:
             yield code, "a number outside the 1st to 99th percentile of the training people"
-    known = reference or {"people": 0, "codes": {}, "measures": {}}
-    for code, (had, _) in known["codes"].items():
-        if had > known["people"] - SMALLEST_COUNT and not person.subjects[code]:
+    codes, people = (reference["codes"], reference["people"]) if reference else ({}, 0)
+    for code, (had, _) in codes.items():
+        if had > people - SMALLEST_COUNT and not person.subjects[code]:
             yield code, "nearly all training people have it, and this record has not"
     for name, (values, _) in person.measured(0).items():
-        knots = known["measures"].get(name) if name != "last_visit" else None
+        knots = reference["measures"].get(name) if reference and name != "last_visit" else None
         if knots is not None and len(values):
             low, high = np.interp((0.01, 0.99), np.linspace(0, 1, len(knots)), knots)
             if values[0] > high or (name == "age" and values[0] < low):

@@ -18,11 +18,7 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest
 from ehrsequencing.models.ensemble import member_band
 from ehrsequencing.prediction.drift import MUCH_UNKNOWN, Drift, Sampled, compare
-from ehrsequencing.prediction.moment import Moment as Moment, refuse_early
-from ehrsequencing.prediction.prediction_file import (
-    Risks,
-    prediction_file,
-)
+from ehrsequencing.prediction.prediction_file import Risks, prediction_file, refuse_early
 from ehrsequencing.prediction.reference import check_reference
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.predictors.network import visit_hazards
@@ -32,6 +28,7 @@ from ehrsequencing.records.cohort import Cohort, CohortBuilder, CohortRows
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
 from ehrsequencing.records.events import DAY_US, NEVER, Events
 from ehrsequencing.records.meds import MedsReader
+from ehrsequencing.records.moment import Moment as Moment
 from ehrsequencing.records.people import People
 from ehrsequencing.records.survey import Part, Progress, Steps, survey
 from ehrsequencing.records.timelines import TaskRecords

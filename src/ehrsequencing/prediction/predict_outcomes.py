@@ -10,7 +10,6 @@ import numpy as np
 from ehrsequencing.config import DataConfig
 from ehrsequencing.core.arrays import Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.prediction.moment import refuse_early
 from ehrsequencing.prediction.predict import (
     Moment,
     NewRecords,
@@ -18,7 +17,7 @@ from ehrsequencing.prediction.predict import (
     horizons_of,
     start_days_of,
 )
-from ehrsequencing.prediction.prediction_file import prediction_file
+from ehrsequencing.prediction.prediction_file import prediction_file, refuse_early
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.predictors.network import outcome_risks
 from ehrsequencing.records.codes import CodeMatcher, read_parents

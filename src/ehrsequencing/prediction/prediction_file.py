@@ -14,16 +14,20 @@ import pyarrow.parquet as pq
 
 from ehrsequencing.core.arrays import Floats, Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import read_unpacked
-from ehrsequencing.core.outputs import PREDICTIONS, Kind, of_another_version, output_file
-from ehrsequencing.core.version import __version__
-from ehrsequencing.prediction.moment import (
-    KINDS,
-    SUFFIXES as SUFFIXES,
-    require_suffix as require_suffix,
+from ehrsequencing.core.files import read_unpacked, refuse_overlap
+from ehrsequencing.core.outputs import (
+    PREDICTIONS,
+    Kind,
+    of_another_version,
+    output_file,
+    refuse_existing,
 )
+from ehrsequencing.core.version import __version__
 from ehrsequencing.records.events import DAY_US
+from ehrsequencing.records.meds import find_shards
+from ehrsequencing.records.moment import KINDS, Moment
 
+SUFFIXES = (".parquet", ".csv", ".csv.gz")
 _COLUMNS = pa.schema(
     [
         ("subject_id", pa.int64()),
@@ -38,6 +42,31 @@ _COLUMNS = pa.schema(
     ],
 )
 _MOMENT = ("kind", "index_time", "days_since_index")
+
+
+def refuse_early(out: Path, data: Path, at: str, *, overwrite: bool) -> Moment:
+    """Refuse what is wrong with the arguments of a prediction before a model is loaded.
+
+    Raises:
+        EhrseqError: The output may not be written, the data is no data set, or `at` is no moment.
+    """
+    refuse_existing(out, PREDICTIONS, overwrite=overwrite)
+    require_suffix(out)
+    find_shards(data)
+    refuse_overlap(out, data)
+    return Moment(at)
+
+
+def require_suffix(
+    out: Path, suffixes: tuple[str, ...] = SUFFIXES, *, what: str = "predictions"
+) -> None:
+    """Refuse a file name whose ending is not that of a format for predictions, or for something else."""
+    if not out.name.endswith(suffixes):
+        raise EhrseqError(
+            f"does not end in a format for {what}",
+            where=str(out),
+            fix=f"end its name with {', '.join(suffixes[:-1])} or {suffixes[-1]}",
+        )
 
 
 def columns_of_moment(

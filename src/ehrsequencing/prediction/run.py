@@ -29,6 +29,7 @@ from ehrsequencing.core.outputs import (
     require_unchanged,
     save_manifest,
 )
+from ehrsequencing.core.record_types import TrainingPeople
 from ehrsequencing.core.result_types import SharedAudit
 from ehrsequencing.records.outcomes import OUTCOMES_FILE, read_outcomes
 from ehrsequencing.records.people import PEOPLE
@@ -217,11 +218,11 @@ class Run:
         return self.predictor.recalibrated(a, b)
 
     @cached_property
-    def training_people(self) -> dict[str, Any] | None:
+    def training_people(self) -> TrainingPeople | None:
         """What the training people were like (`prediction/reference.py`); None where the run does not hold it."""
         if PEOPLE not in self.manifest["files"] or PEOPLE in self.altered:
             return None
-        found: dict[str, Any] = read_json(self.folder / PEOPLE)
+        found: TrainingPeople = read_json(self.folder / PEOPLE)
         try:
             curves = [*found["measures"].values(), *found["risks"].values()]
             np.array(curves, dtype=np.float64).reshape(-1, KNOTS)

@@ -188,7 +188,7 @@ class TableCounts:
         """Reason → rows whose content is not in the output."""
         return Counter({name: n for name, n in self.dropped.items() if name not in _NOT_LOST})
 
-    def _example(self, reason: str) -> dict[str, Any] | None:
+    def _example(self, reason: str) -> dict[str, object] | None:
         """File and row or line of the first row that was dropped for a reason, never its content."""
         if reason == "malformed_line":
             return self.bad_line
@@ -196,7 +196,7 @@ class TableCounts:
         start, file = self.parts[bisect_right([at for at, _ in self.parts], first) - 1]
         return None if file is None else {"file": file, "row": first - start + 1}
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """The counts for the report."""
         dropped = [
             {
@@ -321,7 +321,7 @@ class ImportReport:
             fates, at = np.frombuffer(tables[number].fates, np.uint8), position[table == number]
             fates[at] = np.maximum(fates[at], fate)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """The report for `metadata/import_report.json`."""
         applied = sorted(self.counts.items())
         return {

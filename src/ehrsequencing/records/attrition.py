@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -10,6 +9,13 @@ from numpy.typing import ArrayLike, NDArray
 from ehrsequencing.config import TaskConfig, format_days
 from ehrsequencing.core.arrays import Bools
 from ehrsequencing.core.disclosure import count_text
+from ehrsequencing.core.record_types import (
+    Attrition,
+    CohortCounts,
+    OutcomeCounts,
+    RecordsBefore,
+    Step,
+)
 from ehrsequencing.records.cohort import ENDINGS, Cohort, cohort_steps
 from ehrsequencing.records.events import (
     BIRTH,
@@ -114,33 +120,44 @@ class Tally:
             counts += other.counts[name]
         self.follow_up.update(other.follow_up)
 
-    def as_json(self, outcomes: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def as_json(self, outcomes: OutcomeCounts | None = None) -> Attrition:
         """Content of `attrition.json`; `outcomes` are the counts of `choose_outcomes`."""
         every = self._counts(slice(None))
-        events, before = every.pop("events"), every.pop("records_before")
-        return {
-            **every,
+        content: Attrition = {
+            "steps": every["steps"],
+            "prediction_times": every["prediction_times"],
+            "queries": every["queries"],
+            "followed": every["followed"],
             "outcomes_that_end_the_record": int(self.counts["ends_record"]),
             "ended_by_death": every["followed"]["death"],
             "follow_up": dict(self.follow_up),
             "other_spellings": self.other_spellings,
-            "records_before": before,
-            "events": events,
+            "records_before": every["records_before"],
+            "events": every["events"],
             "splits": {name: self._counts(slice(k, k + 1)) for k, name in enumerate(SPLITS)},
-            **({} if outcomes is None else {"outcomes": outcomes}),
         }
+        if outcomes is not None:
+            content["outcomes"] = outcomes
+        return content
 
-    def _counts(self, splits: slice) -> dict[str, Any]:
+    def _counts(self, splits: slice) -> CohortCounts:
         totals = {name: n[splits].sum(axis=0).tolist() for name, n in self.counts.items() if n.ndim}
-        steps, before = [], []
+        steps, before = list[Step[int]](), list[RecordsBefore[int]]()
         left, times = sum(totals["subjects"]), sum(totals["indexes"])
         losses = zip([0, *totals["subjects"]], [0, *totals["indexes"]], strict=True)
         for step, (lost, lost_times) in zip(("all subjects", *self.steps), losses, strict=False):
             left, times = left - lost, times - lost_times
             steps.append({"step": step, "subjects": left, "excluded": lost, "indexes": times})
         for days, counts in zip(self.task.landmarks, totals["records_before"], strict=True):
-            names = ("subjects", "without_record_before", "first_record_later")
-            before.append({"landmark_days": days, **dict(zip(names, counts, strict=True))})
+            subjects, without, later = counts
+            before.append(
+                {
+                    "landmark_days": days,
+                    "subjects": subjects,
+                    "without_record_before": without,
+                    "first_record_later": later,
+                }
+            )
         alive, _, died, died_with_code = totals["codes"]
         return {
             "steps": steps,
@@ -161,7 +178,7 @@ class Tally:
 
 
 def attrition_lines(
-    task: TaskConfig, attrition: Mapping[str, Any], *, warnings: Sequence[str] | None = None
+    task: TaskConfig, attrition: Attrition, *, warnings: Sequence[str] | None = None
 ) -> list[str]:
     """A task's attrition, step by step, its events, and warnings (default: those of `task_warnings`)."""
     first, *steps = attrition["steps"]
@@ -175,8 +192,8 @@ def attrition_lines(
         for s in steps
         if s["excluded"]
     )
-    times, queries = attrition["prediction_times"], attrition["queries"]
-    lines.append(f"{times:>10,}  prediction times, {queries:,} of them queries")
+    n, queries = attrition["prediction_times"], attrition["queries"]
+    lines.append(f"{n:>10,}  prediction times, {queries:,} of them queries")
     for name, part in attrition["splits"].items():
         events = ", ".join(f"{count:,} {outcome}" for outcome, count in part["events"].items())
         times = f"with {part['prediction_times']:,} prediction times"
@@ -199,7 +216,7 @@ def attrition_lines(
     return lines + [f"warning: {text}" for text in warnings]
 
 
-def followed_line(task: TaskConfig, attrition: Mapping[str, Any]) -> str:
+def followed_line(task: TaskConfig, attrition: Attrition) -> str:
     """Who is followed from when until when, and how many until what, in one line."""
     rule, counts, events = task.censoring, attrition["followed"], dict(attrition["events"])
     people, code = sum(events.values()), " or ".join(rule.code or ())
@@ -221,7 +238,7 @@ def followed_line(task: TaskConfig, attrition: Mapping[str, Any]) -> str:
     )
 
 
-def nobody_left(task: TaskConfig, attrition: Mapping[str, Any]) -> tuple[str, str] | None:
+def nobody_left(task: TaskConfig, attrition: Attrition) -> tuple[str, str] | None:
     """Where a task that keeps no prediction time loses its last subject, and what may help; None if it keeps any."""
     if attrition["prediction_times"]:
         return None
@@ -243,7 +260,7 @@ def nobody_left(task: TaskConfig, attrition: Mapping[str, Any]) -> tuple[str, st
     return f"keeps nobody: no subject is left {lost}", fix
 
 
-def task_warnings(task: TaskConfig, attrition: Mapping[str, Any]) -> list[str]:
+def task_warnings(task: TaskConfig, attrition: Attrition) -> list[str]:
     """What may make a task unsafe to learn from."""
     out = [
         f"The pattern {pattern} of outcomes.codes matches no code of the data."

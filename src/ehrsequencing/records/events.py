@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -134,7 +134,7 @@ def number_runs(first: Ints, n: int) -> Ints:
     return np.repeat(np.arange(len(first)), np.diff(first, append=n))
 
 
-def opens_run(*keys: NDArray[Any]) -> Bools:
+def opens_run(*keys: NDArray[np.generic]) -> Bools:
     """(n,) True at each row that differs from the one before it in any key; the first row does.
 
     >>> import numpy as np
@@ -148,7 +148,7 @@ def opens_run(*keys: NDArray[Any]) -> Bools:
     return out
 
 
-def group_order(group: NDArray[Any], n_groups: int) -> Ints:
+def group_order(group: NDArray[np.integer], n_groups: int) -> Ints:
     """Stable order (n,) of rows by small non-negative numbers.
 
     NumPy sorts 16-bit integers by radix, ten times as fast as longer ones, so larger numbers are sorted by their two
@@ -246,7 +246,7 @@ class KeptRows:
     """The rows of one shard, or of a range of its subjects."""
 
     path: Path
-    dtype: np.dtype[Any]  # of a row
+    dtype: np.dtype[np.void]  # of a row
     subject_id: Ints  # (S,) int64, sorted
     offsets: Ints  # (S+1,) int64; subject s owns rows `[offsets[s], offsets[s+1])` of the file
     beyond: Ints  # as in `Events`
@@ -259,7 +259,7 @@ class KeptRows:
         ids, offsets = self.subject_id[start:stop], self.offsets[start : stop + 1]
         return replace(self, subject_id=ids, offsets=offsets)
 
-    def read(self) -> NDArray[Any]:
+    def read(self) -> NDArray[np.generic]:
         """The rows; codes get the data set's numbers."""
         first, stop = int(self.offsets[0]), int(self.offsets[-1])
         start = first * self.dtype.itemsize

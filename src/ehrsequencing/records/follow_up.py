@@ -6,13 +6,13 @@ until it, is it still to come, and of whom is it not known?
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.config.task import CensoringConfig
 from ehrsequencing.core.disclosure import count_text
+from ehrsequencing.core.record_types import Attrition
 from ehrsequencing.records.cohort import CohortBuilder, CohortRows, designed_end
 from ehrsequencing.records.events import (
     BIRTH,
@@ -111,7 +111,7 @@ def compare_end(
     }
 
 
-def end_warnings(task: TaskConfig, attrition: Mapping[str, Any]) -> list[str]:
+def end_warnings(task: TaskConfig, attrition: Attrition) -> list[str]:
     """What the records say against a task's end of follow-up."""
     rule, steps = task.censoring, attrition["steps"]
     ends = Counter[str](attrition.get("follow_up"))  # none of an earlier version: all zero

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +16,7 @@ from ehrsequencing.config import TaskConfig
 from ehrsequencing.core.arrays import Floats, Ints, Ints32, offsets, ragged
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json, write_json
+from ehrsequencing.core.record_types import OutcomeCounts
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.events import BIRTH, DAY_US, DEATH, STATIC, opens_run
 from ehrsequencing.records.meds import SPLITS
@@ -158,7 +158,7 @@ def choose_outcomes(
     task: TaskConfig,
     codes: Sequence[str],
     parents: Mapping[str, list[str]],
-) -> dict[str, Any]:
+) -> OutcomeCounts:
     """Keep the outcomes that enough training subjects have after a prediction time, and write their events.
 
     Args:

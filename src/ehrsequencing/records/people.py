@@ -4,23 +4,27 @@ The same is kept of a run's training people and counted of new people, whose num
 """
 
 from collections import Counter
-from typing import Any
 
 import numpy as np
 
 from ehrsequencing.config import DAYS_PER_YEAR, VisitsConfig
 from ehrsequencing.core.arrays import Floats, Floats32, Ints, Ints32, hash_u64, offsets
-from ehrsequencing.core.disclosure import SMALLEST_COUNT, shareable_count
+from ehrsequencing.core.disclosure import SMALLEST_COUNT, rounded, shareable_count
+from ehrsequencing.core.record_types import N, PeopleCounts, PeopleMeasures, Rounded
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.encoding import MAX_AGE_YEARS
 from ehrsequencing.records.events import DAY_US, STATIC, Events
+from ehrsequencing.records.moment import Moment
 from ehrsequencing.records.scales import Sample, fit_scale
 from ehrsequencing.records.survey import CodeCounts
+from ehrsequencing.records.timelines import TaskRows, Timelines
 from ehrsequencing.records.visits import make_record
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.records.vocabulary_fit import carriers_to_keep
 
-PEOPLE = "people.json"  # of a prepared set and of a run: what their training people are like
+# of a prepared set: what its training people are like; of a run: with the risks of its tuning people
+PEOPLE = "people.json"
+_MOST = 20_000  # people whose records and risks are kept as quantiles
 # what is measured of each person, and how it is printed
 MEASURES = {
     "rows": "rows a person",
@@ -95,6 +99,66 @@ def quantiles(values: Floats, owner: Ints | None = None) -> Floats | None:
     return None if scale is None else scale.knots
 
 
+def some_people(n: int) -> Ints:
+    """Numbers of some of n people, evenly over all."""
+    return np.linspace(0, n - 1, min(n, _MOST)).astype(np.int64)
+
+
+def measures_to_keep(
+    counts: PeopleCounts[N], people: Timelines, vocabulary: Vocabulary, *, end_us: int
+) -> PeopleMeasures[N]:
+    """Content of `people.json`: counts, quantiles of what is measured, and rows a visit of the codes that are counted.
+
+    Args:
+        counts: How many people there are, and how many have each code.
+        people: Their visits.
+        vocabulary: Of their tokens.
+        end_us: The end of the data.
+    """
+    people = people.take(some_people(len(people)))
+    owner = np.repeat(people.owner, np.diff(people.visit_offsets))
+    token = vocabulary.base[people.codes].astype(np.int32)
+    measured = measure(
+        people.subject_offsets,
+        people.start_us,
+        people.end_us,
+        people.birth_us,
+        np.r_[owner, people.static_owner],
+        np.r_[token, vocabulary.base[people.static_codes].astype(np.int32)],
+    )
+    rate = visits_a_year(measured["visits"], measured["history"])
+    measured["last_visit"] = end_us / DAY_US - measured["last_visit"]
+    kept = {name: quantiles(values) for name, values in measured.items()}
+    sums = rows_a_visit(owner, token, np.diff(people.subject_offsets))
+    each = {code: vocabulary.index.get(code, len(sums[0])) for code in counts["codes"]}
+    return {
+        **counts,
+        "measures": {n: rounded(knots.tolist()) for n, knots in kept.items() if knots is not None},
+        "visits_a_year": rounded(rate),
+        "rates": {
+            code: rounded(mean_and_sd(sums[:, token]))
+            for code, token in each.items()
+            if token < len(sums[0]) and sums[0, token] >= SMALLEST_COUNT
+        },
+    }
+
+
+def quantiles_of_risks(risk: Floats, rows: TaskRows) -> dict[str, list[float]]:
+    """129 quantiles of risks at each subject's newest index, at its newest prediction time, and at all of them.
+
+    Args:
+        risk: (R, causes, horizons) of which the first cause's by the middle horizon are kept.
+        rows: The prediction times.
+    """
+    risk, kept = risk[:, 0, risk.shape[2] // 2], {}
+    for at in ("index", "last", "all"):
+        chosen = Moment(at).chosen(rows) & ~np.isnan(risk)
+        knots = quantiles(risk[chosen], rows.subject[chosen])
+        if knots is not None:
+            kept[at] = rounded(knots.tolist(), 5)
+    return kept
+
+
 class People(CodeCounts):
     """Counts new people by code, judges their numbers, and samples what their records are like.
 
@@ -167,7 +231,7 @@ class People(CodeCounts):
             counts = np.bincount(of_code, weights=weights, minlength=len(events.codes)).tolist()
             counter.update(dict(zip(events.codes, counts, strict=True)))
 
-    def to_keep(self) -> dict[str, Any]:
+    def to_keep(self) -> PeopleCounts[Rounded]:
         """How many there are, and who has a code and a number of it, from 100 on: as `people.json`."""
         return {
             "people": shareable_count(self.total),

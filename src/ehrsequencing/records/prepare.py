@@ -57,8 +57,9 @@ from ehrsequencing.records.meds import (
 )
 from ehrsequencing.records.outcomes import choose_outcomes
 from ehrsequencing.records.parallel import PROCESSES, call_in_order, count_rows, joblib_backend
-from ehrsequencing.records.people import PEOPLE
+from ehrsequencing.records.people import PEOPLE, measures_to_keep
 from ehrsequencing.records.prepared import SECTIONS, Prepared
+from ehrsequencing.records.reference import write_reference
 from ehrsequencing.records.splits import SplitLookup, split_lookup, split_source
 from ehrsequencing.records.survey import (
     DayCounts,
@@ -69,7 +70,13 @@ from ehrsequencing.records.survey import (
     count_days,
     survey,
 )
-from ehrsequencing.records.timelines import ArrayAppender, OutcomeEvents, TaskRows, Timelines
+from ehrsequencing.records.timelines import (
+    ArrayAppender,
+    OutcomeEvents,
+    TaskRows,
+    Timelines,
+    open_arrays,
+)
 from ehrsequencing.records.visits import make_record
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.records.vocabulary_fit import VocabularyFit
@@ -236,7 +243,10 @@ def fill(
         write_settings(place / "task.yaml", task)
         write_json(place / "attrition.json", tallies[task.name].as_json(choice))
     shutil.rmtree(folder / _KEPT)
-    write_json(folder / PEOPLE, fit.carriers_to_keep())
+    training = open_arrays(Timelines, folder / "visits" / "train")
+    kept = measures_to_keep(fit.carriers_to_keep(), training, vocabulary, end_us=surveyed.end_us)
+    write_json(folder / PEOPLE, kept)
+    write_reference(folder, vocabulary, work.excluded, work.study.visits)
     write_settings(folder / "config.yaml", work.study, only=SECTIONS)
     fixes["absent_split"] = work.lookup.absent(surveyed.subject_id)
     return {

@@ -4,17 +4,20 @@ PREPARED/config.yaml  vocabulary.json  vocabulary.safetensors  manifest.json
 PREPARED/visits/SPLIT/*.npy            the fields of `Timelines`
 PREPARED/tasks/NAME/task.yaml  cohort.parquet  attrition.json
 PREPARED/tasks/NAME/SPLIT/*.npy        the fields of `TaskRows`
+PREPARED/people.json                   what the training people are like
+PREPARED/reference.json  reference/    made-up people, and their arrays
 """
 
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from ehrsequencing.config import StudyConfig, TaskConfig, load_study, load_task
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, read_json
 from ehrsequencing.core.manifest_types import PreparedManifest
 from ehrsequencing.core.outputs import PREPARED, read_manifest, require_facts
+from ehrsequencing.core.record_types import Attrition
 from ehrsequencing.records.outcomes import read_outcomes
 from ehrsequencing.records.timelines import (
     OutcomeEvents,
@@ -43,6 +46,7 @@ class Prepared:
                 f"is not {PREPARED.what}", where=str(folder), fix="make one with ehrseq prepare"
             )
         require_facts(folder, self.manifest, _FACTS)
+        self._read: dict[str, TaskConfig] = {}
 
     @cached_property
     def study(self) -> StudyConfig:
@@ -66,7 +70,9 @@ class Prepared:
             raise EhrseqError(
                 f"has no task {name!r}", where=str(self.folder), fix=f"tasks here: {known}"
             )
-        return load_task(self.folder / "tasks" / name / "task.yaml")
+        if name not in self._read:
+            self._read[name] = load_task(self.folder / "tasks" / name / "task.yaml")
+        return self._read[name]
 
     def only_task(self) -> str:
         """The name of the only task."""
@@ -79,10 +85,10 @@ class Prepared:
             )
         return self.tasks[0]
 
-    def attrition(self, name: str) -> dict[str, Any]:
+    def attrition(self, name: str) -> Attrition:
         """Counts of a task, step by step."""
         self.task(name)
-        return dict(read_json(self.folder / "tasks" / name / "attrition.json"))
+        return read_json(self.folder / "tasks" / name / "attrition.json")
 
     def identity(self, task: str) -> dict[str, str]:
         """Digests of what a run on a task learns from: its vocabulary, labels, codes, values and visits.

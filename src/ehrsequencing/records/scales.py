@@ -17,7 +17,7 @@ The lowest and the highest number of a scale are the means of its lowest and hig
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -165,7 +165,7 @@ def grid_edges(
     return tuple(float(edge) for edge in np.unique(np.r_[inner[clear & (inner > 0)], horizons]))
 
 
-Rows = tuple[Ints32, NDArray[np.uint64], NDArray[np.floating[Any]], NDArray[np.uint32]]
+Rows = tuple[Ints32, NDArray[np.uint64], NDArray[np.floating], NDArray[np.uint32]]
 _NO_ROWS: Rows = (
     np.zeros(0, np.int32),
     np.zeros(0, np.uint64),
@@ -192,7 +192,7 @@ class Sample:
         self,
         key: Ints,
         hashed: NDArray[np.uint64],
-        value: NDArray[np.floating[Any]],
+        value: NDArray[np.floating],
         owner: NDArray[np.uint32],
     ) -> None:
         """Add rows: keys, hashes, values and owners (n,)."""
@@ -235,7 +235,7 @@ class Values:
     """Values (n,) and their owners, key by key; key k has `[offsets[k]:offsets[k + 1]]`."""
 
     offsets: Ints
-    value: NDArray[np.floating[Any]]
+    value: NDArray[np.floating]
     owner: NDArray[np.uint32]
 
     def of(self, key: int) -> tuple[Floats, NDArray[np.uint32]]:

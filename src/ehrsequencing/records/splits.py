@@ -6,7 +6,7 @@ date or site need a pass over the records of their own, since the vocabulary is 
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -244,6 +244,6 @@ def _assigned(ids: list[Ints], held_out: list[Bools], settings: SplitsConfig) ->
     return _sorted(everyone, np.where(is_held_out, SPLITS.index("held_out"), split))
 
 
-def _sorted(ids: Ints, split: NDArray[Any]) -> Assigned:
+def _sorted(ids: Ints, split: NDArray[np.generic]) -> Assigned:
     order = np.argsort(ids, kind="stable")
     return ids[order], split[order].astype(np.int8)

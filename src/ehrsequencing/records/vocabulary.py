@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -221,9 +221,7 @@ class Vocabulary(Hinted):
                 out[one.code, one.summary] = number
         return out
 
-    def encode_values(
-        self, ids: Ints32, value: NDArray[np.floating[Any]]
-    ) -> tuple[Ints32, Floats32]:
+    def encode_values(self, ids: Ints32, value: NDArray[np.floating]) -> tuple[Ints32, Floats32]:
         """Turn tokens with raw numbers into what the model reads.
 
         Args:
@@ -254,13 +252,13 @@ class Vocabulary(Hinted):
         out[rows] = pair
         return ids, out
 
-    def numbers_at(self, token: int, rank: NDArray[np.floating[Any]]) -> Floats:
+    def numbers_at(self, token: int, rank: NDArray[np.floating]) -> Floats:
         """(n,) numbers with these ranks r of `encode_values` among a token's training values; NaN stays NaN."""
         share = np.asarray(rank, dtype=np.float64) / _RANK_SD + 0.5
         knots: Floats = self.knots[self.scale[token]]
         return np.asarray(np.interp(share, np.linspace(0.0, 1.0, KNOTS), knots))
 
-    def ranks(self, ids: Ints32, value: NDArray[np.floating[Any]]) -> Floats:
+    def ranks(self, ids: Ints32, value: NDArray[np.floating]) -> Floats:
         """(n,) rank, from 0 to 1, of each number among the training numbers of its token; NaN without one."""
         out, scale = np.full(len(ids), np.nan), self.scale.take(ids)
         rows = np.flatnonzero(~np.isnan(value) & (scale >= 0))
@@ -285,7 +283,7 @@ class Vocabulary(Hinted):
         text = {"values": self.settings.model_dump(), "kinds": self.kinds, "tokens": self.tokens}
         rollup = {"rollup": dict(self.rollup)} if self.rollup else {}
         write_json(folder / "vocabulary.json", {**text, **rollup})
-        arrays: dict[str, NDArray[Any]] = {
+        arrays: dict[str, NDArray[np.generic]] = {
             "has_numbers": self.has_numbers,
             "knots": self.knots,
             "mean": self.mean,

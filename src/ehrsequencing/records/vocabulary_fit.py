@@ -7,15 +7,15 @@ unknown token; numbers of a code, for its scale, bins and summaries (`scales.py`
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from itertools import chain
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ehrsequencing.config import ValuesConfig, VocabularyConfig
 from ehrsequencing.core.arrays import Bools, Ints, hash_u64
-from ehrsequencing.core.disclosure import shareable_count
+from ehrsequencing.core.disclosure import nearest, shareable_count
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.record_types import PeopleCounts, Rounded
 from ehrsequencing.records.codes import code_type
 from ehrsequencing.records.events import (
     DAY_US,
@@ -238,7 +238,7 @@ class VocabularyFit:
             share=np.array(carriers_of, dtype=np.int64) * parts // max(self.people, 1) / parts,
         )
 
-    def carriers_to_keep(self) -> dict[str, Any]:
+    def carriers_to_keep(self) -> PeopleCounts[Rounded]:
         """Content of `people.json`: training subjects, and those who have a code and a number of it, from 100 on."""
         counts = zip(self.number, self.subjects.tolist(), self.numbered.tolist(), strict=True)
         kept = carriers_to_keep(one for one in counts if not self.excluded(one[0]))
@@ -252,10 +252,10 @@ class VocabularyFit:
         return float(counted[known].sum() / counted.sum()) if counted.any() else None
 
 
-def carriers_to_keep(counts: Iterable[tuple[str, int, int]]) -> dict[str, list[int | str | None]]:
+def carriers_to_keep(counts: Iterable[tuple[str, int, int]]) -> dict[str, tuple[int, int]]:
     """Rounded counts of people with a code, and with a number of it, of codes that enough people have."""
     return {
-        code: [shareable_count(some if some >= FEWEST_CARRIERS else 0) for some in (n, numbered)]
+        code: (nearest(n), nearest(numbered) if numbered >= FEWEST_CARRIERS else 0)
         for code, n, numbered in sorted(counts)
         if n >= FEWEST_CARRIERS
     }

@@ -288,7 +288,7 @@ def _append(parent: xml.Element, entries: list[tuple[str, Any]]) -> None:
 
 def _key_metric(
     goal: str, rows: list[tuple[str, Mapping[str, Any]]], people: tuple[str, str]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """One of the three key metrics; the schema wants a result also where there is none."""
     results = [("MetricResult", {"Label": label, "ValueJson": _value(row)}) for label, row in rows]
     if not rows:
@@ -314,7 +314,7 @@ def _label(row: Mapping[str, Any]) -> str:
     return f"{METRICS[row['metric']].name}, {_place(row)}"
 
 
-def _group_rows(metrics: Shared | None) -> list[dict[str, Any]]:
+def _group_rows(metrics: Shared | None) -> list[dict[str, object]]:
     """O/E of the task's outcome in each group, at the main landmark and horizon."""
     if metrics is None:
         return []

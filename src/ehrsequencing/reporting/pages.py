@@ -13,6 +13,15 @@ from typing import Any
 from markupsafe import Markup
 
 from ehrsequencing.config import format_days
+from ehrsequencing.core.answer_types import (
+    Estimated,
+    Gain,
+    ListSummary,
+    ObjectiveResults,
+    OutcomeTable,
+    PretrainingResults,
+)
+from ehrsequencing.core.manifest_types import Origin
 from ehrsequencing.core.version import __version__
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.prediction.drift import Drift
@@ -43,7 +52,7 @@ _GUESSED = {
 }
 
 
-def pretraining_answer(results: Mapping[str, Any]) -> list[str]:
+def pretraining_answer(results: PretrainingResults) -> list[str]:
     """Whether anything was learned, a sentence, and then one sentence an objective.
 
     It was where the interval of one objective's gain over frequencies lies above zero.
@@ -63,12 +72,12 @@ def pretraining_answer(results: Mapping[str, Any]) -> list[str]:
     return [headline, *(_part(name, measured[name], gains[name]) for name in measured)]
 
 
-def _part(name: str, measured: Mapping[str, Any], gain: Mapping[str, Any]) -> str:
+def _part(name: str, measured: ObjectiveResults, gain: Gain) -> str:
     """One objective: what it guesses, how often, and how often frequencies do."""
     measures, measure = measured["measures"], f"recall@{TOP_K}"
     ours, frequency = (f"{measures[f'{who} {measure}']:.0%}" for who in GUESSERS)
     value, low, high = (
-        None if gain[key] is None else 100 * gain[key] for key in ("value", "low", "high")
+        None if one is None else 100 * one for one in (gain["value"], gain["low"], gain["high"])
     )
     points = with_interval(value, low, high, "+.1f")
     return (
@@ -82,7 +91,7 @@ TOP = (1, 5, 10)
 OPTIMISTIC = "tuning subjects also chose the epoch, so that the numbers are slightly optimistic"
 
 
-def pretraining_lines(results: Mapping[str, Any]) -> tuple[str, ...]:
+def pretraining_lines(results: PretrainingResults) -> tuple[str, ...]:
     """Lines of a terminal: what was learned; the page has the numbers."""
     measured = (
         f"tuning split, {results['targets']} target codes, best epoch {results['best_epoch']}"
@@ -93,7 +102,7 @@ def pretraining_lines(results: Mapping[str, Any]) -> tuple[str, ...]:
     return (headline, *lines, measured, OPTIMISTIC)
 
 
-def transfer_lines(started_from: Mapping[str, Any] | None) -> Iterator[str]:
+def transfer_lines(started_from: Origin | None) -> Iterator[str]:
     """Lines of a terminal: how many codes of a training correspond to codes of the model that it starts from."""
     if started_from is None:
         return
@@ -112,7 +121,7 @@ def transfer_lines(started_from: Mapping[str, Any] | None) -> Iterator[str]:
 FEW_FOUND = 0.5  # share of the records' codes below which little is transferred
 
 
-def transfer_advice(started_from: Mapping[str, Any] | None) -> str | None:
+def transfer_advice(started_from: Origin | None) -> str | None:
     """What to do where the model that a training starts from knows few of the records' codes; None where it does."""
     if (
         started_from is None
@@ -125,7 +134,7 @@ def transfer_advice(started_from: Mapping[str, Any] | None) -> str | None:
     )
 
 
-def render_pretraining(results: Mapping[str, Any]) -> str:
+def render_pretraining(results: PretrainingResults) -> str:
     """The page of `pretraining.json` as a string of HTML, without a script."""
     (headline, *parts), tables = pretraining_answer(results), list[Table]()
     for name, result in results["objectives"].items():
@@ -165,7 +174,7 @@ def render_pretraining(results: Mapping[str, Any]) -> str:
 # ---------------------------------------------------------------------------------------------------- every outcome
 
 
-def render_outcomes(result: Mapping[str, Any], *, title: str) -> str:
+def render_outcomes(result: OutcomeTable, *, title: str) -> str:
     """The page of every outcome of a run as a string of HTML, without a script; `result` is of `evaluate_outcomes`."""
     rows, pooled = [], result["pooled"]
     for row in sorted(
@@ -200,12 +209,12 @@ def render_outcomes(result: Mapping[str, Any], *, title: str) -> str:
     )
 
 
-def _estimate(one: Mapping[str, float | None], metric: str) -> str:
+def _estimate(one: Estimated, metric: str) -> str:
     """A number with its interval, both with the metric's digits."""
     return with_interval(one["value"], one["low"], one["high"], f".{METRICS[metric].digits}f")
 
 
-def outcome_lines(result: Mapping[str, Any]) -> list[str]:
+def outcome_lines(result: OutcomeTable) -> list[str]:
     """The summary of all outcomes as sentences, for the terminal and the page."""
     summary, fewest = result["summary"], result["fewest_events"]
     pooled = result["pooled"]
@@ -291,7 +300,7 @@ def where(row: Mapping[str, Any]) -> str:
 
 def mean(row: Mapping[str, Any]) -> str:
     """The mean of the sites with its interval."""
-    return _estimate({**row, "value": row["mean"]}, row["metric"])
+    return with_interval(row["mean"], row["low"], row["high"], f".{METRICS[row['metric']].digits}f")
 
 
 # -------------------------------------------------------------------------------------------------------- new people
@@ -336,7 +345,7 @@ def render_drift(drift: Drift, run: str) -> str:
     )
 
 
-def render_list(summary: Mapping[str, Any], drift: Drift) -> str:
+def render_list(summary: ListSummary, drift: Drift) -> str:
     """The page beside a file of risks, for its owner only, as a string of HTML without a script."""
     times, above, made_by = summary["prediction_times"], summary["above"], summary["made_by"]
     asked = ", ".join(f"{n:,} at {WHEN[kind]}" for kind, n in times.items())

@@ -5,7 +5,14 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from ehrsequencing.core.result_types import DecisionRow, Shared, SmoothRow, Trajectory, place_of
+from ehrsequencing.core.result_types import (
+    DecisionRow,
+    EpochRow,
+    Shared,
+    SmoothRow,
+    Trajectory,
+    place_of,
+)
 from ehrsequencing.evaluation.subgroups import VISITS
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.reporting import figures
@@ -180,7 +187,7 @@ def _columns(points: Sequence[Sequence[float]], count: int) -> list[list[float]]
     return [[point[k] for point in points] for k in range(count)]
 
 
-def _distance(table: Scores, place: tuple[Any, Any, Any]) -> dict[str, Any] | None:
+def _distance(table: Scores, place: tuple[Any, Any, Any]) -> dict[str, object] | None:
     """The ICI of our model, and what a perfectly calibrated model would show by chance."""
     ici, chance = (
         table.values.get((table.models[0], *place, name)) for name in ("ici", "ici_null")
@@ -257,7 +264,7 @@ def _best_range(
 # --------------------------------------------------------------------------------- single subjects, training, truth
 
 
-def trajectory(t: Trajectory) -> dict[str, Any]:
+def trajectory(t: Trajectory) -> dict[str, object]:
     """One de-identified subject's timeline with the risk curve, what happened, and what moved the risk."""
     patient, event = patient_of(t), t["event"]
     return {
@@ -272,7 +279,7 @@ def trajectory(t: Trajectory) -> dict[str, Any]:
     }
 
 
-def training(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def training(history: Sequence[EpochRow]) -> dict[str, object]:
     """How many epochs were trained, for how long, and which one was kept."""
     best = next((row["epoch"] for row in reversed(history) if row.get("best")), None)
     seconds = sum(row.get("seconds") or 0 for row in history)

@@ -40,7 +40,7 @@ MOST_PLACES = 8  # landmarks and horizons in the forest plot of the short page
 MOST_LEVELS = 14  # rows of its subgroup figure
 
 
-def answer(m: Shared, scores: Scores, shown: Shown) -> dict[str, Any]:
+def answer(m: Shared, scores: Scores, shown: Shown) -> dict[str, object]:
     """Content of the short page, by name."""
     verdicts = [cause_verdict(scores, cause, shown) for cause in m["causes"]]
     first = scores.main()[0], m["causes"][0]
@@ -73,7 +73,7 @@ def answer(m: Shared, scores: Scores, shown: Shown) -> dict[str, Any]:
     }
 
 
-def two_patients(m: Shared) -> list[dict[str, Any]]:
+def two_patients(m: Shared) -> list[dict[str, object]]:
     """The last of the examples with the event of interest, and the first without any; those that there are."""
     patients = [panels.trajectory(row) for row in m["trajectories"] if row["times_days"]]
     had = [row for row in patients if row["has_event"]]
@@ -116,7 +116,7 @@ def forest(scores: Scores, shown: Shown) -> list[Figure]:
     )
 
 
-def subgroup_figures(m: Shared, scores: Scores, shown: Shown) -> dict[str, Any] | None:
+def subgroup_figures(m: Shared, scores: Scores, shown: Shown) -> dict[str, object] | None:
     """O/E and AUC by subgroup at the main landmark, of levels that may be told; None where nothing can be compared."""
     for place in tables.subgroups(m, shown):
         if place["landmark"] != scores.main()[0]:
@@ -154,7 +154,7 @@ def subgroup_figures(m: Shared, scores: Scores, shown: Shown) -> dict[str, Any] 
     return None
 
 
-def tripod(m: Shared) -> Sequence[dict[str, Any]]:
+def tripod(m: Shared) -> Sequence[dict[str, object]]:
     """What only people can tell: (title, what is asked, answer or None) of every question."""
     trials = m["checks"].get("tuning_trials")
     answers = {
@@ -281,7 +281,7 @@ def _clean(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _context(m: Shared, page: str) -> dict[str, Any]:
+def _context(m: Shared, page: str) -> dict[str, object]:
     """Everything that the templates of a page print, by name."""
     shown, scores = count_texts(m), Scores(m)
     own = answer(m, scores, shown) if page == ANSWER else _details(m, scores, shown)
@@ -298,7 +298,7 @@ def _context(m: Shared, page: str) -> dict[str, Any]:
     return common | names | own
 
 
-def _details(m: Shared, scores: Scores, shown: Mapping[Any, str]) -> dict[str, Any]:
+def _details(m: Shared, scores: Scores, shown: Mapping[Any, str]) -> dict[str, object]:
     """What only the page with the details prints."""
     by_cause = partial(panels.by_cause, m)
     return {

@@ -5,7 +5,6 @@ code and no number of fewer than 11 training subjects (`vocabulary.min_subjects`
 """
 
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -43,9 +42,9 @@ from ehrsequencing.core.result_types import Shared
 from ehrsequencing.core.version import __version__
 from ehrsequencing.evaluation.results import read_result
 from ehrsequencing.models.base import CONFIG_FILE, WEIGHTS_FILE
-from ehrsequencing.prediction.reference import REFERENCE
 from ehrsequencing.prediction.run import UPDATE, Run, saved_audit
 from ehrsequencing.records.outcomes import OUTCOMES_FILE
+from ehrsequencing.records.reference import REFERENCE
 from ehrsequencing.reporting.model_cards import (
     APPLIED_CARD,
     CARD,
@@ -136,7 +135,7 @@ def settings_to_share(study: StudyConfig) -> StudyConfig:
     )
 
 
-def _manifest(run: Run, folder: Path) -> dict[str, Any]:
+def _manifest(run: Run, folder: Path) -> dict[str, object]:
     """Entries of the manifest: digests of what is in the folder, and nothing else that patients decide."""
     vocabulary = run.vocabulary.digest
     own = digest([vocabulary, sha256(folder / WEIGHTS_FILE), sha256(folder / "config.yaml")])

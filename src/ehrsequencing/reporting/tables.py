@@ -6,6 +6,7 @@ In: a redacted evaluation and the texts of its counts. Out: cells as text. A sha
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ehrsequencing.core.answer_types import RepeatedRow
 from ehrsequencing.core.disclosure import TOO_FEW
 from ehrsequencing.core.result_types import Shared, SubgroupRow, place_of
 from ehrsequencing.metrics.registry import METRICS
@@ -41,7 +42,7 @@ def share(rate: float | None) -> str:
 # ------------------------------------------------------------------------------------------------ inputs and checks
 
 
-def inputs(m: Shared, shown: Shown) -> dict[str, Any]:
+def inputs(m: Shared, shown: Shown) -> dict[str, object]:
     """Rates of the inputs per split."""
     by_split = m["inputs"]["by_split"]
     splits = list(by_split)
@@ -82,7 +83,7 @@ def immortal_time(m: Shared) -> list[tuple[str, ...]]:
 # ------------------------------------------------------------------------------------------ follow-up and subgroups
 
 
-def follow_up(m: Shared, shown: Shown) -> dict[str, Any] | None:
+def follow_up(m: Shared, shown: Shown) -> dict[str, object] | None:
     """Median follow-up, and the share still observed at each horizon, per landmark."""
     medians = {row["landmark_days"]: row for row in m["follow_up"]}
     still = {(row["landmark_days"], row["horizon_days"]): row for row in m["smallest_g"]}
@@ -157,19 +158,21 @@ def subgroup_rows(m: Shared) -> list[SubgroupRow[int | str]]:
 # ------------------------------------------------------------- repeated splits, recalibration, blend, codes that count
 
 
-def repeated(m: Shared) -> list[dict[str, Any]]:
+def repeated(m: Shared) -> list[dict[str, object]]:
     """Means over random splits with corrected intervals: those of the main landmark and horizon first."""
-    repeated_ = m["repeated_splits"] or {"rows": [], "differences": []}
-    gaps = {(place_of(row), row["model"], row["metric"]): row for row in repeated_["differences"]}
-    blocks: dict[Any, list[tuple[str, ...]]] = {}
-    for row in repeated_["rows"]:
+    if m["repeated_splits"] is None:
+        return []
+    rows, differences = m["repeated_splits"]["rows"], m["repeated_splits"]["differences"]
+    gaps = {(place_of(row), row["model"], row["metric"]): row for row in differences}
+    blocks = dict[tuple[float | None, str, float | None], list[tuple[str, ...]]]()
+    for row in rows:
         gap = gaps.get((place_of(row), row["model"], row["metric"]))
         cells = [row["model"], METRICS[row["metric"]].name, _mean(row), _mean(gap, "+")]
         if gap is not None and gap["mean"] is not None and METRICS[row["metric"]].better:
             cells[3] += f", ours: {verdict(gap, row['metric'])}"
         blocks.setdefault(place_of(row), []).append(tuple(cells))
     main = m["main"]["landmark_days"], m["causes"][0], m["main"]["horizon_days"]
-    captioned = []
+    captioned = list[dict[str, object]]()
     for place in sorted(blocks, key=lambda place: place != main):
         landmark, cause, horizon = place
         where = from_landmark(landmark) + ("" if horizon is None else f", by {duration(horizon)}")
@@ -190,7 +193,7 @@ def over_splits(m: Shared, metrics: Sequence[str]) -> dict[str, list[tuple[str, 
     return table
 
 
-def _mean(row: Mapping[str, Any] | None, sign: str = "") -> str:
+def _mean(row: RepeatedRow[int | str] | None, sign: str = "") -> str:
     """A mean over splits with its interval; empty where none was computed."""
     if row is None:
         return ""
@@ -207,7 +210,9 @@ def _mean(row: Mapping[str, Any] | None, sign: str = "") -> str:
 
 def recalibration(m: Shared) -> list[tuple[str, ...]]:
     """Calibration before and after, a row per cause, measure and horizon."""
-    measures, rows = m["recalibration"] or {"before": {}}, list[tuple[str, ...]]()
+    measures, rows = m["recalibration"], list[tuple[str, ...]]()
+    if measures is None:
+        return rows
     for cause, before in measures["before"].items():
         for measure in ("oe", "intercept", "slope"):
             two = zip(before[measure], measures["after"][cause][measure], strict=True)

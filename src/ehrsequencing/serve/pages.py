@@ -8,7 +8,6 @@ import json
 from base64 import b64encode
 from hashlib import sha256
 from importlib.resources import files
-from typing import Any
 from urllib.parse import quote
 
 import numpy as np
@@ -118,7 +117,7 @@ def patient_page(predictor: Predictor) -> str:
     )
 
 
-def form_of(predictor: Predictor) -> dict[str, Any]:
+def form_of(predictor: Predictor) -> dict[str, object]:
     """What can be typed and asked: codes with words, units and the usual range of their numbers; causes, horizons."""
     run, task, words = predictor.run, predictor.run.task, predictor.run.vocabulary
     frequent = frequent_codes(run)

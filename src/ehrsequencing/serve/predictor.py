@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -119,7 +118,7 @@ class Predictor:
                 fix="name the data set: ehrseq serve RUN DATA",
             )
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """What an answer says of the run."""
         days = [day for day in self.asked.horizons_days if day is not None]
         return {

@@ -237,7 +237,7 @@ class Service:
             ) from None
 
 
-def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
+def _inlined(schema: dict[str, Any]) -> dict[str, object]:
     """A JSON schema with its definitions in the places that name them."""
     parts = schema.pop("$defs", {})
 

@@ -125,7 +125,7 @@ def simulate(
 
 def simulation_facts(
     subjects: int, seed: int, truth: str, config: SimulationConfig
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """What tells one simulation from another, for its manifest."""
     settings = config.model_dump(mode="json")
     return {"subjects": subjects, "seed": seed, "truth": truth, "settings": settings}

@@ -8,19 +8,25 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from ehrsequencing.core.arrays import Floats32
-from ehrsequencing.core.files import read_json_lines
+from ehrsequencing.core.arrays import Floats, Floats32
+from ehrsequencing.core.files import read_json, read_json_lines, write_json
+from ehrsequencing.core.manifest_types import Origin
 from ehrsequencing.core.outputs import ARRAYS_FILE, BLEND_FILE, HISTORY, RUN, read_manifest
+from ehrsequencing.core.record_types import PeopleRisks, Reference, Rounded
+from ehrsequencing.core.result_types import EpochRow
 from ehrsequencing.models.ensemble import Ensemble, load_model
 from ehrsequencing.predictors.blend import STACKED, Blend
 from ehrsequencing.predictors.fit import fit_last_step
-from ehrsequencing.predictors.network import NETWORK, network
+from ehrsequencing.predictors.network import NETWORK, network, visit_hazards
+from ehrsequencing.predictors.predictor import Predictor
 from ehrsequencing.predictors.stack import Stack, blend_rows, fit_stack, sampled
 from ehrsequencing.predictors.weights import BlendRows, fit_weights
+from ehrsequencing.records.people import PEOPLE, quantiles_of_risks, some_people
+from ehrsequencing.records.reference import REFERENCE, read_reference
+from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.training.hazards_objective import provenance
 from ehrsequencing.training.loop import Progress, ShowProgress, show_nothing
 from ehrsequencing.training.plan import Plan
@@ -41,7 +47,7 @@ def fit(
     taught: Floats32 | None = None,
     trainer: Trainer | None = None,
     processes: Processes = ALONE,
-    on_start: Callable[[Mapping[str, Any] | None], None] = lambda _: None,
+    on_start: Callable[[Origin | None], None] = lambda _: None,
     on_progress: ShowProgress = show_nothing,
     say: Say = lambda _: None,
 ) -> None:
@@ -68,7 +74,7 @@ def fit(
         if processes.totals(float(is_finished)) != [0.0]:
             return
         started = time.monotonic()
-        stack = _stack(plan, processes, say)
+        stack = _stack(plan, say) if plan.fits_stack and processes.is_first else None
         fitted = time.monotonic()
         if plan.settings.distillation > 0 and taught is None:
             taught = processes.from_first(None if stack is None else stack.out_of_fold, plan.shape)
@@ -89,10 +95,8 @@ def fit(
             _write(plan, out, stack, trained, seconds)
 
 
-def _stack(plan: Plan, processes: Processes, say: Say) -> Stack | None:
-    """Trees and Cox, where they are a part of the answer or teach the network; process 0 alone fits them."""
-    if not (plan.fits_stack and processes.is_first):
-        return None
+def _stack(plan: Plan, say: Say) -> Stack:
+    """Trees and Cox, as parts of the answer or for the network to learn from."""
 
     def show(done: int, of: int) -> None:
         say(f"fitting trees and Cox, {done + 1} of {of}")
@@ -108,7 +112,7 @@ def _network(
     taught: Floats32 | None,
     resume: bool,
     processes: Processes,
-    on_start: Callable[[Mapping[str, Any] | None], None],
+    on_start: Callable[[Origin | None], None],
     on_progress: ShowProgress,
 ) -> Trained | None:
     """The network, or the ensemble of networks."""
@@ -132,7 +136,7 @@ def _members(
     A finished member is kept, an interrupted one goes on.
     """
     processes, count = whole.processes, plan.settings.members
-    ensemble, history, facts = Ensemble(plan.config), list[dict[str, Any]](), list[dict[str, Any]]()
+    ensemble, history, facts = Ensemble(plan.config), list[EpochRow](), list[dict[str, object]]()
     for number, model in enumerate(ensemble.members):
         folder = out / "checkpoints" / f"member-{number + 1:03d}"
 
@@ -168,32 +172,91 @@ def _write(
     trained: Trained | None,
     seconds: Mapping[str, float],
 ) -> None:
-    """Write everything that prediction needs, and what each stage cost; the manifest comes last."""
-    facts: dict[str, Any] = {"fingerprint": plan.fingerprint, "made_of": plan.made_of}
-    facts["seconds"] = {name: round(value, 1) for name, value in seconds.items()}
+    """Write the run, and what each stage cost."""
+    facts: dict[str, object] = {
+        "seconds": {name: round(value, 1) for name, value in seconds.items()}
+    }
     if plan.loss is not None:
         facts["loss"] = provenance(plan.loss)
-    more: tuple[str, ...] = ()
+    predictor, more = None, tuple[str, ...]()
     if stack is not None and (plan.settings.blend or trained is None):
         out.mkdir(parents=True, exist_ok=True)
-        facts["blend"] = _save_blend(plan, out, stack.fitted, trained)
+        predictor, facts["blend"] = _save_blend(plan, out, stack.fitted, trained)
         more = (BLEND_FILE, ARRAYS_FILE)
-    if trained is not None:
-        facts |= trained.facts
+    write_run(plan, out, trained, facts, predictor=predictor, more=more)
+
+
+def write_run(
+    plan: Plan,
+    out: Path,
+    trained: Trained | None,
+    facts: Mapping[str, object],
+    *,
+    predictor: Predictor | None = None,
+    more: tuple[str, ...] = (),
+) -> None:
+    """Write everything that prediction needs, and risks by which a moved answer is noticed; the manifest comes last.
+
+    Args:
+        plan: Of the run.
+        out: Its folder.
+        trained: The network; None where there is none.
+        facts: For the manifest, before those of the network.
+        predictor: What answers for the run; default: the network.
+        more: Files that are there already, and that prediction needs too.
+    """
+    kept = dict[str, Reference | PeopleRisks[Rounded]]()
+    if not plan.is_member and (plan.prepared.folder / REFERENCE).is_file():  # older sets lack it
+        if predictor is None and trained is not None and plan.config.head == "horizon":
+            predictor = network(trained.model, plan.code_types)
+        kept = _reference(plan, trained, predictor)
+    for name, content in kept.items():
+        write_json(out / name, content)
     write_run_files(
         out,
         plan.prepared,
         plan.study,
         None if trained is None else trained.model,
         [] if trained is None else trained.history,
-        facts,
+        {
+            "fingerprint": plan.fingerprint,
+            "made_of": plan.made_of,
+            **facts,
+            **({} if trained is None else trained.facts),
+        },
         more=more,
+        beside=tuple(kept),
     )
 
 
-def _save_blend(plan: Plan, out: Path, stacked: Blend, trained: Trained | None) -> dict[str, Any]:
-    """Save the blend, or trees and Cox alone; its parts, and the tuning NLL of it and of each of them."""
+def _reference(
+    plan: Plan, trained: Trained | None, predictor: Predictor | None
+) -> dict[str, Reference | PeopleRisks[Rounded]]:
+    """Content of `reference.json` and `people.json`: those of the prepared set with the risks of the run."""
+
+    def risk(records: TaskRecords) -> Floats:
+        if predictor is not None:
+            return predictor.risk(records, plan.task.horizons, start_days=plan.task.blanking)
+        assert trained is not None
+        trained.model.eval()
+        return visit_hazards(trained.model, records, code_types=plan.code_types).astype(np.float64)
+
+    folder, some = plan.prepared.folder, some_people(len(plan.tuning.timelines))
+    tuning = plan.tuning.take(some)
+    made_up = risk(read_reference(folder)).round(6).tolist()
+    risks = quantiles_of_risks(risk(tuning), tuning.rows)
+    return {
+        REFERENCE: read_json(folder / REFERENCE) | {"risk": made_up},
+        PEOPLE: read_json(folder / PEOPLE) | {"risks": risks},
+    }
+
+
+def _save_blend(
+    plan: Plan, out: Path, stacked: Blend, trained: Trained | None
+) -> tuple[Predictor, dict[str, object]]:
+    """Save the blend, or trees and Cox alone; it, its parts, and the tuning NLL of it and of each of them."""
     tuning = plan.tuning
+    whole: Predictor
     if trained is None:
         step = fit_last_step(stacked, plan.fitting_data())
         whole = stacked if step is None else stacked.recalibrated(*step)
@@ -201,13 +264,12 @@ def _save_blend(plan: Plan, out: Path, stacked: Blend, trained: Trained | None) 
         compared = {stacked.name: whole} | {one.name: one for one in stacked.parts}
         parts = stacked.parts
     else:
-        vocabulary = plan.prepared.vocabulary
-        alone = network(trained.model, vocabulary.code_types if plan.config.code_types else None)
+        alone = network(trained.model, plan.code_types)
         rows = blend_rows([alone, stacked], sampled(tuning))
         own = fit_weights(BlendRows.joined(rows), n_causes=len(plan.task.causes), prior_sd=PRIOR_SD)
-        blend = Blend([alone, *stacked.parts], own.before(stacked.weights))
+        blend = whole = Blend([alone, *stacked.parts], own.before(stacked.weights))
         blend.save(out)
         compared = {one.name: one for one in (blend, alone, stacked)}
         parts = blend.parts
     mean = {name: float(np.mean(one.nll(tuning))) for name, one in compared.items()}
-    return {"parts": [one.name for one in parts], "tuning_nll": mean}
+    return whole, {"parts": [one.name for one in parts], "tuning_nll": mean}

@@ -15,7 +15,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from ehrsequencing.batches.device import on_device
 from ehrsequencing.batches.loader import Step, SubjectLoader
 from ehrsequencing.config import TrainingConfig
 from ehrsequencing.core.arrays import Ints
+from ehrsequencing.core.result_types import EpochRow
 from ehrsequencing.core.signals import Stop
 from ehrsequencing.training.masked_codes import CLIP_NORM, BesideHazards
 from ehrsequencing.training.processes import ALONE, Losses, Processes, autocast
@@ -208,7 +209,7 @@ class Training:
                 elif state.global_step > settings.warmup_steps:
                     state.stale_epochs += 1  # before, the averaged weights are hardly trained
                 seconds = time.monotonic() - started
-                row: dict[str, Any] = {
+                row: EpochRow = {
                     "epoch": state.epoch + 1,
                     "steps": state.step,
                     f"train_{word}": state.loss_sum / max(state.row_count, 1),
@@ -227,7 +228,7 @@ class Training:
                     self.save(state)
                 if self.processes.is_first:
                     write_history(out, state.history)
-                counts = state.epoch, settings.epochs, row["steps"], row["steps"]
+                counts = state.epoch, settings.epochs, len(steps), len(steps)
                 mean, rate = row[f"train_{word}"], row["subjects_per_second"]
                 on_progress(Progress(*counts, mean, decisive, rate, ended=True, best=is_best))
         return state

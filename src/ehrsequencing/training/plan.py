@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ehrsequencing.config import ModelConfig, StudyConfig, TaskConfig, TrainingConfig
+from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.made_of import made_of
 from ehrsequencing.predictors.fit import at_landmarks
@@ -35,7 +36,7 @@ class Plan:
         train: Visits and prediction times of the training subjects, with their outcomes where the task has some.
         tuning: Of the tuning subjects.
         transfer: A model to start from, as the study uses it.
-        has_taught: Whether what a network learns from beside the events is fitted elsewhere (of a member).
+        is_member: Whether it is one network of an ensemble, whose teacher and reference are those of the whole.
         loss: What the network learns in the place of the likelihood; None: the likelihood.
     """
 
@@ -46,7 +47,7 @@ class Plan:
     train: TaskRecords
     tuning: TaskRecords
     transfer: Transfer | None = None
-    has_taught: bool = False
+    is_member: bool = False
     loss: LossFunction | None = None
 
     @classmethod
@@ -74,11 +75,11 @@ class Plan:
             EhrseqError: There is too little to train on, or a setting is impossible here.
         """
         task = prepared.task(task_name)
-        if not as_given:
-            study = study_for_cohort(study, prepared, task_name, transfers=init is not None)
-        transfer = None if init is None else Transfer(init, study.transfer, prepared)
         train = prepared.outcome_records(task_name, "train")
         tuning = prepared.outcome_records(task_name, "tuning")
+        if not as_given:
+            study = study_for_cohort(study, task, train, transfers=init is not None)
+        transfer = None if init is None else Transfer(init, study.transfer, prepared)
         _refuse_hopeless(train, tuning, task, where=f"task {task.name} in {prepared.folder}")
         training = study.training.model_copy(update={"blend": False})
         if not as_given:
@@ -110,13 +111,18 @@ class Plan:
     def fits_stack(self) -> bool:
         """Whether trees and Cox are fitted: as parts of the answer, or for the network to learn from."""
         training = self.settings
-        teaches = training.distillation > 0 and training.network and not self.has_taught
+        teaches = training.distillation > 0 and training.network and not self.is_member
         return training.blend is True or not training.network or teaches
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """Of hazards at the training rows: (R, causes, bins)."""
         return len(self.train), self.config.causes, self.config.bins
+
+    @property
+    def code_types(self) -> Ints | None:
+        """(V,) type of each token, where the network has an embedding for it."""
+        return self.prepared.vocabulary.code_types if self.config.code_types else None
 
     def fitting_data(self) -> FittingData:
         """What trees and Cox are fitted to."""
@@ -137,7 +143,7 @@ class Plan:
         update = {"seed": self.settings.seed + number, "members": 1, "blend": False}
         study = self.study.model_copy(update={"training": self.settings.model_copy(update=update)})
         config = self.config.model_copy(update={"members": 1})
-        return replace(self, study=study, config=config, has_taught=True)
+        return replace(self, study=study, config=config, is_member=True)
 
     @property
     def made_of(self) -> dict[str, str]:
@@ -210,6 +216,8 @@ def _with_blend(
                 f"is not possible: {impossible}", where="training.network=false", fix="leave it out"
             )
         return training.model_copy(update={"blend": False})
+    if training.blend is False:
+        return training
     reason = why_alone(study, task, train, init=init)
     if training.blend and reason is not None:
         raise EhrseqError(
@@ -217,9 +225,9 @@ def _with_blend(
             where="training.blend=true",
             fix="train the network alone with training.blend=false, or leave it out",
         )
-    if training.blend is None and reason is not None:
+    if reason is not None:
         say(f"training the network alone, without a blend: {reason}")
-    return training.model_copy(update={"blend": reason is None and training.blend is not False})
+    return training.model_copy(update={"blend": reason is None})
 
 
 def _refuse_hopeless(

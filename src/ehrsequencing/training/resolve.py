@@ -142,14 +142,14 @@ def shape_of_inputs(model: ModelSettings, prepared: Prepared) -> ModelShape:
 
 
 def study_for_cohort(
-    study: StudyConfig, prepared: Prepared, task_name: str, *, transfers: bool = False
+    study: StudyConfig, task: TaskConfig, train: TaskRecords, *, transfers: bool = False
 ) -> StudyConfig:
     """The study with the defaults for the cohort that it is trained on.
 
     Args:
         study: Settings; what was given in a file or on the command line counts as set.
-        prepared: The data.
-        task_name: Its training split decides.
+        task: The question.
+        train: Its training split, which decides.
         transfers: Whether training starts from another model, which decides instead.
 
     Raises:
@@ -165,12 +165,9 @@ def study_for_cohort(
             where=f"transfer.{name}",
             fix="name the model with --init, or leave the setting out",
         )
-    train = prepared.records(task_name, "train")
     if subjects_with_event(train.rows) >= FEW_EVENTS:
         return study
-    has_hazards_of_trees = (
-        study.model.head == "horizon" and prepared.task(task_name).outcomes is None
-    )
+    has_hazards_of_trees = study.model.head == "horizon" and task.outcomes is None
     if has_hazards_of_trees and are_measurements(train.timelines.values):
         return with_defaults(study, OF_FEW_EVENTS_AND_NUMBERS)
     return with_defaults(study, OF_FEW_EVENTS)

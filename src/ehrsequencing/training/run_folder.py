@@ -47,6 +47,7 @@ from ehrsequencing.core.outputs import (
     require_format,
     write_manifest,
 )
+from ehrsequencing.core.result_types import EpochRow
 from ehrsequencing.core.signals import Stop, Stopped, noted_signals
 from ehrsequencing.core.version import __version__
 from ehrsequencing.models.base import SurvivalModel
@@ -190,7 +191,7 @@ def fingerprint_of(identity: Mapping[str, str], settings: Mapping[str, str]) -> 
     )
 
 
-def write_history(out: Path, history: list[dict[str, Any]]) -> None:
+def write_history(out: Path, history: list[EpochRow]) -> None:
     """Write `history.jsonl`, one line an epoch."""
     write_bytes(out / HISTORY, "".join(json.dumps(row) + "\n" for row in history).encode())
 
@@ -200,11 +201,12 @@ def write_run_files(
     prepared: Prepared,
     study: StudyConfig,
     model: SurvivalModel | None,
-    history: list[dict[str, Any]],
-    facts: dict[str, Any],
+    history: list[EpochRow],
+    facts: Mapping[str, object],
     *,
     kind: Kind = RUN,
     more: tuple[str, ...] = (),
+    beside: tuple[str, ...] = (),
 ) -> None:
     """Write a run or a pretrained model; the manifest comes last.
 
@@ -217,6 +219,7 @@ def write_run_files(
         facts: For the manifest.
         kind: What the folder is.
         more: Files that are there already, and that prediction needs too.
+        beside: Others that are there already.
     """
     task = "" if kind is PRETRAINED or study.task is None else study.task.name
     write_history(out, history)
@@ -253,7 +256,7 @@ def write_run_files(
             "parameters": 0 if model is None else sum(p.numel() for p in model.parameters()),
             **facts,
         },
-        files=[out / name for name in (*required, HISTORY)],
+        files=[out / name for name in (*required, HISTORY, *beside)],
         required=required,
     )
 
@@ -279,7 +282,7 @@ class TrainingState:
     best_epoch: int = 0
     stale_epochs: int = 0  # since the best one
     finished: bool = False
-    history: list[dict[str, Any]] = field(default_factory=list)
+    history: list[EpochRow] = field(default_factory=list)
 
 
 EMA_WARMUP = 4

@@ -10,6 +10,7 @@ import torch
 from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.core.arrays import Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.result_types import EpochRow
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import build_model
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
@@ -35,8 +36,8 @@ class Trained:
     """
 
     model: SurvivalModel
-    history: list[dict[str, Any]]
-    facts: dict[str, Any]
+    history: list[EpochRow]
+    facts: dict[str, object]
 
 
 class Trainer:
@@ -52,10 +53,10 @@ class Trainer:
         self.config, self.settings = plan.config, plan.settings
 
         # the training and tuning subjects
-        vocabulary = plan.prepared.vocabulary
-        types = vocabulary.code_types if self.config.code_types else None
-        self.loader = SubjectLoader.of_model(self.config, plan.train, code_types=types)
-        self.tuning = SubjectLoader.of_model(self.config, plan.tuning, code_types=types)
+        self.loader, self.tuning = (
+            SubjectLoader.of_model(self.config, split, code_types=plan.code_types)
+            for split in (plan.train, plan.tuning)
+        )
         if self.settings.bootstrap:
             self.loader.subjects = bootstrap_sample(self.loader.subjects, seed=self.settings.seed)
         visits = int(self.loader.cost[self.loader.subjects].sum())
@@ -72,6 +73,7 @@ class Trainer:
             hazards = plan.fitting_data().cohort_hazards()
             self.model.head.set_bias(torch.from_numpy(hazards))
         if self.model.table is not None:
+            vocabulary = plan.prepared.vocabulary
             self.model.table.set_columns(vocabulary.value_columns, vocabulary.base)
         self.started_from = None if plan.transfer is None else plan.transfer.start(self.model)
         if isinstance(self.model.outcomes, OutcomeHead):
@@ -145,7 +147,7 @@ class Trainer:
         if not self.processes.is_first:
             return None
         best: Any = self.training.best
-        facts: dict[str, Any] = {
+        facts: dict[str, object] = {
             "seed": self.settings.seed,
             "best_epoch": state.best_epoch,
             f"tuning_{self.learned.word}": state.best_nll,
@@ -154,7 +156,7 @@ class Trainer:
             facts |= self.recalibrate(best)
         return Trained(best.cpu(), state.history, facts)
 
-    def recalibrate(self, model: SurvivalModel) -> dict[str, Any]:
+    def recalibrate(self, model: SurvivalModel) -> dict[str, object]:
         """Recalibrate a model on the tuning split; the fitted numbers, and the tuning NLL after it."""
         fitted = recalibrate_head(
             model,

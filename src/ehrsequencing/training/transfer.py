@@ -19,7 +19,7 @@ from ehrsequencing.config import ModelSettings, TransferConfig
 from ehrsequencing.core.arrays import Bools, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest
-from ehrsequencing.core.manifest_types import Origin
+from ehrsequencing.core.manifest_types import Found, Origin
 from ehrsequencing.core.outputs import PRETRAINED, RUN, SHARED_RUN, read_manifest
 from ehrsequencing.models.base import SurvivalModel, read_config
 from ehrsequencing.models.ensemble import load_model
@@ -118,7 +118,7 @@ class Match:
     source: Ints  # (V,) token id of the other vocabulary; -1 without one
     how: Ints  # (V,) index into `MATCHES`
 
-    def overlap(self, vocabulary: Vocabulary, weight: Ints) -> dict[str, dict[str, float]]:
+    def overlap(self, vocabulary: Vocabulary, weight: Ints) -> dict[str, Found]:
         """How codes were found → how many, and which share of the records' codes they are.
 
         Args:
@@ -129,7 +129,7 @@ class Match:
         is_code[list(vocabulary.index.values())] = True
         base_weight = np.bincount(vocabulary.base, weights=weight, minlength=len(vocabulary))
         total = max(float(base_weight[is_code].sum()), 1.0)
-        overlap = {}
+        overlap = dict[str, Found]()
         for number, name in enumerate(MATCHES):
             is_matched = is_code & (self.how == number)
             share = float(base_weight[is_matched].sum()) / total
@@ -237,7 +237,7 @@ class Transfer:
         settings |= {name: getattr(model, name) for name in given}
         return ModelSettings.model_validate(settings)
 
-    def start(self, model: SurvivalModel) -> dict[str, Any]:
+    def start(self, model: SurvivalModel) -> Origin:
         """Copy the weights into a new model, and freeze what the mode freezes; facts for the manifest."""
         vocabulary = self.prepared.vocabulary
         data = Path(self.prepared.manifest.get("data_path", ""))

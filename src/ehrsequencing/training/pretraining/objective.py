@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ehrsequencing.batches.device import on_device
 from ehrsequencing.batches.loader import Step, SubjectLoader
 from ehrsequencing.config import ModelConfig, TrainingConfig
+from ehrsequencing.core.answer_types import Gain
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.signals import Stop
 from ehrsequencing.models.base import SurvivalModel
@@ -242,9 +243,9 @@ class Measures:
             self.by_subject.setdefault(f"recall@{k}", []).append(of_subject)
 
     @property
-    def gains(self) -> dict[str, dict[str, float | None]]:
+    def gains(self) -> dict[str, Gain]:
         """Mean gain over frequencies of each measure, with its 95 % interval over subjects (`ratio_interval`)."""
-        gains: dict[str, dict[str, float | None]] = {}
+        gains = dict[str, Gain]()
         for name, parts in self.by_subject.items():
             whose = np.concatenate([who for who, _, _ in parts])
             # the parts of a long record are one subject's
@@ -264,7 +265,7 @@ def _sums(group: Ints, values: Floats) -> Floats:
     return np.bincount(group.reshape(-1), weights=values).astype(np.float64)
 
 
-def ratio_interval(total: Floats, terms: Floats) -> dict[str, float | None]:
+def ratio_interval(total: Floats, terms: Floats) -> Gain:
     """The mean of clustered terms with its 95 % interval, by linearisation; no interval for fewer than two clusters.
 
         m = Σ_s T_s / Σ_s n_s,   se² = S / (S − 1) · Σ_s (T_s − m n_s)² / (Σ_s n_s)²

@@ -1,22 +1,17 @@
-"""What is asked of a prediction, and refused before a model is loaded: which prediction times, and the output."""
+"""Which prediction times are asked about."""
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from ehrsequencing.core.arrays import Bools, Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import refuse_overlap
-from ehrsequencing.core.outputs import PREDICTIONS, refuse_existing
 from ehrsequencing.records.cohort import CohortRows
 from ehrsequencing.records.events import opens_run, parse_date_us
-from ehrsequencing.records.meds import find_shards
 from ehrsequencing.records.timelines import TaskRows
 
 _NAMED = ("all", "last", "index", "every-index")
-SUFFIXES = (".parquet", ".csv", ".csv.gz")  # of files of predictions
 KINDS = ("index", "landmark", "visit", "date")  # what a prediction time is
 
 
@@ -67,28 +62,3 @@ class Moment:
             return np.full(len(rows), KINDS.index("date"))
         is_index = rows.prediction_us == rows.index_us
         return np.where(is_index, KINDS.index("index"), np.where(rows.is_query, 1, 2))
-
-
-def refuse_early(out: Path, data: Path, at: str, *, overwrite: bool) -> Moment:
-    """Refuse what is wrong with the arguments of a prediction before a model is loaded.
-
-    Raises:
-        EhrseqError: The output may not be written, the data is no data set, or `at` is no moment.
-    """
-    refuse_existing(out, PREDICTIONS, overwrite=overwrite)
-    require_suffix(out)
-    find_shards(data)
-    refuse_overlap(out, data)
-    return Moment(at)
-
-
-def require_suffix(
-    out: Path, suffixes: tuple[str, ...] = SUFFIXES, *, what: str = "predictions"
-) -> None:
-    """Refuse a file name whose ending is not that of a format for predictions, or for something else."""
-    if not out.name.endswith(suffixes):
-        raise EhrseqError(
-            f"does not end in a format for {what}",
-            where=str(out),
-            fix=f"end its name with {', '.join(suffixes[:-1])} or {suffixes[-1]}",
-        )
