@@ -14,11 +14,11 @@ from ehrsequencing.metrics.calibration import (
     aalen_johansen_error,
     calibration_intercept_slope,
     distance_indices,
-    fit_logistic,
     ks_calibration,
     smooth_calibration,
 )
 from ehrsequencing.metrics.discrimination import cumulative_dynamic_auc, wolbers_c
+from ehrsequencing.metrics.logistic import fit_logistic, fit_resamples
 from ehrsequencing.metrics.outcomes import ScoredRows
 from helpers.settings import examples
 from reference import metrics_bruteforce as twin
@@ -153,11 +153,11 @@ def test_resamples_without_a_maximum_are_undefined_and_the_others_are_fitted() -
     weights[:4] = 0.0
     weights[0, [0, 29]] = weights[1, 27:] = weights[2, [4, 5]] = 1.0  # separated; events alone; none
     with_slope = np.column_stack([np.ones(30), x])
-    fit = calibration.fit_logistic(with_slope, outcome, weights.mean(axis=0)[None])[0]
+    fit = fit_logistic(with_slope, outcome, weights.mean(axis=0)[None])[0]
     weights[3, [1, 27]] = expit([-fit @ with_slope[1], fit @ with_slope[1]])  # one risk for all: no slope
     for design, offset in ((np.ones((30, 1)), x), (with_slope, 0.0)):
-        reference = calibration.fit_logistic(design, outcome, weights, offset=offset)
-        own = calibration._fit_from_all(design, outcome, weights, offset=offset)
+        reference = fit_logistic(design, outcome, weights, offset=offset)
+        own = fit_resamples(design, outcome, weights, offset=offset)
         np.testing.assert_array_equal(np.isnan(own), np.isnan(reference))
         assert 10 < np.isnan(own[:, 0]).sum() < 300
         np.testing.assert_allclose(own, reference, atol=5e-4)

@@ -5,7 +5,7 @@ import pytest
 from scipy.special import expit
 from scipy.stats import norm
 
-from ehrsequencing.metrics.calibration import fit_logistic
+from ehrsequencing.metrics.logistic import fit_logistic
 from ehrsequencing.records.sample_size import needed_events
 
 

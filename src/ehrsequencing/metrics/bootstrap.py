@@ -15,13 +15,12 @@ from ehrsequencing.core.arrays import Bools, Floats, Ints, Ints32
 from ehrsequencing.metrics.calibration import (
     clipped_logit,
     distance_indices,
-    expit,
-    fit_logistic,
     largest_gap,
     spline_design,
     spline_knots,
 )
 from ehrsequencing.metrics.censoring import RiskSets, divide
+from ehrsequencing.metrics.logistic import expit, fit_logistic
 from ehrsequencing.metrics.outcomes import ScoredRows
 
 __all__ = ["bootstrap_subjects", "percentile_interval"]

@@ -10,25 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import combinations_with_replacement, product
 from typing import Any
 
 import numpy as np
 
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.metrics.censoring import SubjectClock, divide
+from ehrsequencing.metrics.logistic import expit, fit_resamples
 from ehrsequencing.metrics.outcomes import Metric, ScoredRows
 
 #: Risks are cut off here before their logit is taken: a risk of exactly 0 or 1 would decide the slope alone.
 SMALLEST_RISK = 1e-6
 #: Restricted cubic spline knots of the smooth curve, as quantiles of the predicted risk (Harrell's three).
 KNOT_QUANTILES = (0.1, 0.5, 0.9)
-MOST_STEPS = 50  # of Newton's method
-FLAT = 1e-9  # a likelihood of less curvature, for each unit of weight, has no maximum
-#: Leaves an error of some 1e-6 in a slope whose interval is a thousand times as wide.
-RESAMPLE_TOLERANCE = 1e-3
-#: Steps on the series of a likelihood, and how far a linear predictor may move on it; errors are as small there.
-SERIES_STEPS, SERIES_REACH = 4, 0.5
 MOST_JUMPS = 1000  # of the observed incidence that are followed one by one
 
 
@@ -66,9 +60,9 @@ def calibration_intercept_slope(rows: ScoredRows) -> tuple[Floats, Floats]:
         counts = known.any(axis=0)  # whoever was censored before the horizon counts in no resample
         x, y, known = x[counts], y[counts], known[:, counts]
         ones = np.ones_like(x)[:, None]
-        intercept[:, e, h] = _fit_from_all(ones, y, known, offset=x)[:, 0]
+        intercept[:, e, h] = fit_resamples(ones, y, known, offset=x)[:, 0]
         if len(x) and np.ptp(x) > 0:  # one risk for everyone has no slope
-            slope[:, e, h] = _fit_from_all(np.column_stack([ones, x]), y, known)[:, 1]
+            slope[:, e, h] = fit_resamples(np.column_stack([ones, x]), y, known)[:, 1]
     return rows.finish(rows.where_covered(intercept)), rows.finish(rows.where_covered(slope))
 
 
@@ -97,7 +91,7 @@ def smooth_calibration(rows: ScoredRows, *, points: int = 50) -> SmoothCalibrati
         known = rows.known_weights(h)
         counts = known.any(axis=0)
         outcome = rows.has_event_by(h)[e].astype(np.float64)
-        beta = _fit_from_all(design[counts], outcome[counts], known[:, counts])
+        beta = fit_resamples(design[counts], outcome[counts], known[:, counts])
         observed[:, e, h] = expit(beta @ spline_design(clipped_logit(predicted[e, h]), knots).T)
         distance = np.abs(expit(beta @ design.T) - risk)
         indices[:, :, e, h] = distance_indices(distance, rows.weights)
@@ -305,11 +299,6 @@ def clipped_logit(risk: Floats) -> Floats:
     return np.asarray(np.log(clipped / (1.0 - clipped)))
 
 
-def expit(x: Floats) -> Floats:
-    """The inverse of the logit."""
-    return np.asarray(0.5 + 0.5 * np.tanh(x / 2.0))
-
-
 def spline_knots(risk: Floats) -> Floats:
     """Distinct knots on the logit scale, at `KNOT_QUANTILES` of the risks, each the risk of some row."""
     return np.unique(np.quantile(clipped_logit(risk), KNOT_QUANTILES, method="inverted_cdf"))
@@ -336,145 +325,6 @@ def spline_design(x: Floats, knots: Floats) -> Floats:
         for j in range(len(t) - 2)
     ]
     return np.column_stack([np.ones_like(x), x - t.mean(), *inner])
-
-
-def fit_logistic(
-    design: Floats,
-    outcome: Floats,
-    weights: Floats,
-    *,
-    offset: Floats | float = 0.0,
-    start: Floats | None = None,
-    tolerance: float = 1e-7,
-) -> Floats:
-    """Weighted logistic regressions by Newton's method, one for each row of the weights.
-
-    Args:
-        design: (n, columns), with an intercept among what its columns can make.
-        outcome: (n,) or (resamples, n), 0 or 1.
-        weights: (resamples, n), not negative.
-        offset: (n,) added to the linear predictor.
-        start: (columns,) where to begin, say the fit without resampling.
-        tolerance: A shorter step is the last one; the error is of the order of its square.
-
-    Returns:
-        (resamples, columns) coefficients; NaN where the likelihood has no maximum (only events, only non-events,
-        separated by the design) or it was not found in `MOST_STEPS`.
-    """
-    n_columns = design.shape[1]
-    squares = (design[:, :, None] * design[:, None, :]).reshape(len(design), n_columns**2)
-    beta, step = np.zeros((2, len(weights), n_columns))
-    if start is not None and np.isfinite(start).all():
-        beta[:] = start
-    loss, converged = np.full(len(weights), np.inf), np.zeros(len(weights), dtype=bool)
-    total, events = weights.sum(axis=1), (weights * outcome).sum(axis=1)
-    todo = np.flatnonzero((events > 0) & (events < total))
-    for number in range(MOST_STEPS if len(todo) else 0):
-        w = weights if len(todo) == len(weights) else weights[todo]
-        y = outcome[todo] if outcome.ndim == 2 else outcome
-        trial = beta[todo] + step[todo]
-        is_common = number == 0 and outcome.ndim == 1  # all begin at one place
-        eta = (trial[0] if is_common else trial) @ design.T + offset
-        small_side = np.exp(-np.abs(eta))  # one exponential serves the loss and the mean
-        mean = np.where(eta >= 0, 1.0, small_side) / (1.0 + small_side)
-        losses = np.maximum(eta, 0.0) + np.log1p(small_side) - y * eta
-        spread = mean * (1.0 - mean)
-        if is_common:
-            now = w @ losses
-            gradient = w @ ((y - mean)[:, None] * design)
-            curvature = w @ (spread[:, None] * squares)
-        else:
-            now = np.einsum("rn,rn->r", w, losses)
-            gradient = (w * (y - mean)) @ design
-            curvature = (w * spread) @ squares
-        accepted = now <= loss[todo] * (1.0 + 1e-12)
-        step[todo[~accepted]] /= 2.0
-        moved = todo[accepted]
-        beta[moved], loss[moved], gradient = trial[accepted], now[accepted], gradient[accepted]
-        # Curvature vanishes as the fitted probabilities reach 0 or 1: there is no maximum, give this one up.
-        scale, axes = np.linalg.eigh(curvature[accepted].reshape(-1, n_columns, n_columns))
-        curved = scale[:, 0] > FLAT * total[moved]
-        moved, scale, axes, gradient = moved[curved], scale[curved], axes[curved], gradient[curved]
-        step[moved] = np.einsum("rij,rj->ri", axes, np.einsum("rji,rj->ri", axes, gradient) / scale)
-        small = np.abs(step[moved]).max(axis=1, initial=0.0) < tolerance
-        beta[moved[small]] += step[moved[small]]
-        converged[moved[small]] = True
-        todo = np.sort(np.concatenate([todo[~accepted], moved[~small]]))
-        if todo.size == 0:
-            break
-    beta[~converged] = np.nan
-    return beta
-
-
-def _fit_from_all(
-    design: Floats, outcome: Floats, weights: Floats, *, offset: Floats | float = 0.0
-) -> Floats:
-    """`fit_logistic` in every resample, begun at the fit to the mean of all; an interval needs no seven digits.
-
-    Resamples whose answer is near that fit share one expansion of the likelihood, the others take Newton's steps.
-    """
-    if len(weights) == 1:
-        return fit_logistic(design, outcome, weights, offset=offset)
-    start = fit_logistic(design, outcome, weights.mean(axis=0, keepdims=True), offset=offset)[0]
-    beta, far = np.empty((len(weights), len(start))), np.ones(len(weights), dtype=bool)
-    if np.isfinite(start).all():
-        moved = _near(design, outcome, expit(design @ start + offset), weights)
-        beta, far = start + moved, np.isnan(moved[:, 0])
-    tolerance = RESAMPLE_TOLERANCE
-    beta[far] = fit_logistic(
-        design, outcome, weights[far], offset=offset, start=start, tolerance=tolerance
-    )
-    return beta
-
-
-def _near(design: Floats, outcome: Floats, mean: Floats, weights: Floats) -> Floats:
-    """(resamples, columns): from one logistic fit to that of each resample, by a series of the log-likelihood.
-
-    The derivatives Σ w·ℓ⁽ᵏ⁾·d⊗…⊗d at the common fit, to the fifth, are matrix products for all resamples at once;
-    Newton's steps then cost nothing that grows with the rows.
-
-    Args:
-        design: (n, columns): an intercept, and what is made of one covariate, itself first.
-        outcome: (n,) 0 or 1.
-        mean: (n,) its probability by the common fit.
-        weights: (resamples, n).
-
-    Returns:
-        NaN where a linear predictor would move by more than `SERIES_REACH`, where the series says little, and where
-        there is no maximum.
-    """
-    q, r = mean * (1.0 - mean), 1.0 - 2.0 * mean
-    slopes = (outcome - mean, -q, -q * r, -q * (1.0 - 6.0 * q), -q * r * (1.0 - 12.0 * q))
-    n, columns = design.shape
-    tensors = []
-    for order, slope in enumerate(
-        slopes, start=1
-    ):  # of equal products, as of columns 0, 1 and 1, 0, one is made
-        place = {of: k for k, of in enumerate(combinations_with_replacement(range(columns), order))}
-        products = np.stack([design[:, list(of)].prod(axis=1) for of in place], axis=1)
-        every = [place[tuple(sorted(of))] for of in product(range(columns), repeat=order)]
-        tensors.append((weights @ (slope[:, None] * products))[:, every])
-
-    def at(moved: Floats, derivatives: list[Floats]) -> Floats:
-        """The series of a derivative, by Horner's rule."""
-        total = derivatives[-1]
-        for k in range(len(derivatives) - 1, 0, -1):
-            by_column = total.reshape(len(moved), -1, columns)
-            total = derivatives[k - 1] + np.einsum("rij,rj->ri", by_column, moved) / k
-        return total
-
-    moved = np.zeros((len(weights), columns))
-    square = (-1, columns, columns)
-    for _ in range(SERIES_STEPS):
-        curvature = np.linalg.pinv(at(moved, tensors[1:]).reshape(square), rcond=FLAT)
-        step = np.einsum("rij,rj->ri", curvature, at(moved, tensors))
-        moved = np.clip(moved - step, -1e3, 1e3)
-    along = design[np.argsort(design[:, 1 % columns])[np.linspace(0, n - 1, 50).astype(np.int64)]]
-    is_near = np.abs(moved @ along.T).max(axis=1) < SERIES_REACH
-    is_near &= np.abs(step).max(axis=1) < RESAMPLE_TOLERANCE
-    is_curved = np.linalg.eigvalsh(-tensors[1].reshape(square))[:, 0] > FLAT * weights.sum(axis=1)
-    moved[~(is_near & is_curved)] = np.nan
-    return moved
 
 
 def distance_indices(distance: Floats, weights: Floats) -> Floats:
