@@ -60,9 +60,18 @@ def test_values_are_compared_over_seeds_and_people_and_finished_runs_are_kept(
 
 def test_what_cannot_be_compared_is_refused(sim_prepared: Path, tmp_path: Path) -> None:
     out = str(tmp_path / "out")
-    for asked in ("model.visit_encoder=mean", "model.visit_encoder=mean,mean"):
+    same = ("training.seed=1,2", "training.blend=true,false", "training.distillation=0,0.5", "visits.by=day,window")
+    for asked in ("model.visit_encoder=mean", "model.visit_encoder=mean,mean", "model.dropout=0,0.0", *same):
         assert "two different values or more" in refused("compare", str(sim_prepared), "--ablate", asked, "--out", out)
     assert "one setting" in refused("compare", str(sim_prepared), "--ablate", "model.visit_encoder", "--out", out)
+    for setting, values in (
+        ("position", "learned,nowhere"),
+        ("age_bin_years", "5,-1"),
+        ("attention", "causal,bidirectional"),
+    ):
+        asked = f"model.{setting}={values}"
+        assert setting in refused("compare", str(sim_prepared), "--ablate", asked, "--out", out)
+    assert not Path(out).exists()  # nothing was trained before
     assert "colour" in refused("compare", str(sim_prepared), "--ablate", "model.colour=red,blue", "--out", out)
     assert "need --out" in refused("compare", str(sim_prepared), "--ablate", "model.position=none,learned")
     assert "--ablate" in refused("compare", str(sim_prepared), str(sim_prepared), "--seeds", "3")

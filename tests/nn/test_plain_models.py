@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ehrsequencing import nn
+from ehrsequencing import VisitBatch, models, nn
 from ehrsequencing.config import ModelConfig
 
 D, HEADS = 8, 2
@@ -190,48 +190,100 @@ def test_linear_gaps(days: float, bin_: int) -> None:
 
 # ---- wrong input -----------------------------------------------------------------------------------------------------
 
-CONFIG = ModelConfig(vocab_size=9)
-WRONG = {
-    "AttnPoolingVisitEncoder": lambda: nn.AttnPoolingVisitEncoder(CONFIG),
-    "TransformerVisitEncoder": lambda: nn.TransformerVisitEncoder(CONFIG),
-    "CodeEmbedding": lambda: nn.CodeEmbedding(CONFIG, D),
-    "TimelineEncoder": lambda: nn.TimelineEncoder(CONFIG),
-    "SurvivalHead": lambda: nn.SurvivalHead(CONFIG),
-    "BEHRTEmbedding": lambda: nn.BEHRTEmbedding(CONFIG, D),
-    "HierarchicalBEHRTForSurvival": lambda: nn.HierarchicalBEHRTForSurvival(CONFIG, D),
-    "BEHRTForSurvival": lambda: nn.BEHRTForSurvival(CONFIG, D),
-    "AgeEmbedding": lambda: nn.AgeEmbedding(CONFIG),
-    "DeltaTEmbedding": lambda: nn.DeltaTEmbedding(0),
-    "VisitTimeEmbedding": lambda: nn.VisitTimeEmbedding(CONFIG),
+SIZES = {"n_codes": 20, "d": D}
+SOUND: dict[str, dict[str, object]] = {
+    "MeanPoolingVisitEncoder": {},
+    "AttnPoolingVisitEncoder": {"d": D},
+    "TransformerVisitEncoder": {"d": D, "heads": HEADS, "layers": 1, "dropout": 0.0},
+    "TransformerLayer": {"d": D, "heads": HEADS, "dropout": 0.0},
+    "TimelineEncoder": {"d": D, "heads": HEADS, "layers": 1, "dropout": 0.0},
+    "SurvivalHead": {"d": D, "dropout": 0.0},
+    "CodeEmbedding": {**SIZES, "max_codes_per_visit": 4, "n_types": 2},
+    "AgeEmbedding": {"d": D, "age_bin_size": 5},
+    "DeltaTEmbedding": {"d": D, "bin_days": 7.0, "top_days": 365.0},
+    "PositionalEmbedding": {"d": D, "max_length": 5},
+    "VisitEmbedding": {"d": D, "max_visits": 5},
+    "VisitTimeEmbedding": {"d": D, "max_visits": 5, "age_bin_size": 5},
+    "BEHRTEmbedding": {**SIZES, "age_bin_size": 5, "max_visits": 5, "max_length": 9, "dropout": 0.0},
+    "BEHRTForSurvival": {**SIZES, "heads": HEADS, "layers": 1, "age_bin_size": 5, "max_length": 9, "dropout": 0.0},
+    "HierarchicalBEHRTForSurvival": {**SIZES, "heads": HEADS, "layers": 1, "max_codes_per_visit": 4, "dropout": 0.0},
+    "DiscreteTimeSurvivalLoss": {},
 }
+WITHOUT = {"PositionalEmbedding", "VisitEmbedding", "DiscreteTimeSurvivalLoss"}  # no packed class has this name
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_a_configuration_is_answered_by_the_class_that_takes_it(name: str) -> None:
-    with pytest.raises(ValueError, match=rf"ehrsequencing\.models\.{name}"):
-        WRONG[name]()
+@pytest.mark.parametrize("name", SOUND)
+def test_a_configuration_or_a_batch_is_answered_by_the_class_that_takes_it(name: str) -> None:
+    of_plain, sound = getattr(nn, name), SOUND[name]
+    packed = "HierarchicalBEHRTForSurvival" if name in WITHOUT else name
+    assert hasattr(models, packed)
+    config, batch = ModelConfig(vocab_size=9), VisitBatch.from_padded(*visits())
+    module = of_plain(**sound)
+    for call in (lambda: of_plain(config), lambda: of_plain(**{**sound, "d": config}), lambda: module(batch)):
+        with pytest.raises(ValueError, match=rf"belongs to ehrsequencing\.models\.{packed}$"):
+            call()
+
+
+@pytest.mark.parametrize(("name", "argument"), [(name, one) for name, sound in SOUND.items() for one in sound])
+def test_an_impossible_size_is_a_value_error(name: str, argument: str) -> None:
+    """Zero says none of dropout, and of places within a visit."""
+    of_plain, sound = getattr(nn, name), SOUND[name]
+    of_plain(**sound)
+    for wrong in (-1, 0, math.nan, "8", [8]):
+        if wrong != 0 or argument not in ("dropout", "max_codes_per_visit"):
+            with pytest.raises(ValueError, match=r"must be|takes numbers"):
+                of_plain(**{**sound, argument: wrong})
 
 
 def test_wrong_tensors_are_value_errors() -> None:
     codes, code_mask, ages, days, visit_mask = visits()
+    stream, token_ages, ids, token_mask = tokens()
     model, flat = nn.HierarchicalBEHRTForSurvival(20, D, HEADS), nn.BEHRTForSurvival(20, D, HEADS)
-    calls = {
-        "outside the 20 codes": lambda: model(codes + 20, code_mask, ages, days, visit_mask),
-        "whole numbers": lambda: model(codes.double(), code_mask, ages, days, visit_mask),
-        r"e \(B, V, C, d\)": lambda: nn.MeanPoolingVisitEncoder()(torch.ones(2, 3, D), CODE_MASK),
-        r"u \(B, V, d\)": lambda: nn.TimelineEncoder(D)(torch.ones(2, 3, D), CODE_MASK),
-        "shape of codes": lambda: flat(codes[:, 0], ages[:, :2], VISIT_IDS[:, :3], TOKEN_MASK[:, :3]),
-        "visit_ids must be whole": lambda: flat.aggregate_visits(torch.ones(1, 2, D), torch.ones(1, 2)),
-        "n_types belong": lambda: nn.CodeEmbedding(9, D, n_types=3)(torch.ones(1, 1, 1).long()),
-        "scorer must be": lambda: nn.AttnPoolingVisitEncoder(D, scorer="dot"),
-        "multiple of heads": lambda: nn.TimelineEncoder(D, heads=3),
-        "event_indicators must be 0 or 1": lambda: nn.DiscreteTimeSurvivalLoss()(
-            torch.full((1, 2), 0.1), torch.tensor([1]), torch.tensor([2]), torch.ones(1, 2)
-        ),
-    }
-    for message, call in calls.items():
+    encoder, timeline, time = nn.AttnPoolingVisitEncoder(D), nn.TimelineEncoder(D, HEADS), nn.VisitTimeEmbedding(D)
+    typed, loss, u = nn.CodeEmbedding(20, D, n_types=3), nn.DiscreteTimeSurvivalLoss(), torch.ones(2, 3, D)
+    h, t, event = torch.full((2, 3), 0.1), torch.tensor([1, 0]), torch.tensor([0, 1])
+    wrong = [
+        ("codes must be from 0 on and below 20", lambda: model(codes + 20, code_mask, ages, days, visit_mask)),
+        ("codes must be from 0", lambda: model(codes - 20, code_mask, ages, days, visit_mask)),
+        ("codes must be whole", lambda: model(codes.double(), code_mask, ages, days, visit_mask)),
+        ("takes tensors, got list", lambda: model(codes.tolist(), code_mask, ages, days, visit_mask)),
+        ("code_mask must have", lambda: model(codes, code_mask[..., :1], ages, days, visit_mask)),
+        ("code_mask must have", lambda: model(codes[0], code_mask[0], ages, days, visit_mask)),
+        ("ages must have", lambda: model(codes, code_mask, ages[:, :1], days, visit_mask)),
+        ("time_deltas must have", lambda: model(codes, code_mask, ages, days[0], visit_mask)),
+        ("visit_mask must have", lambda: model(codes, code_mask, ages, days, None)),
+        ("mask must have", lambda: nn.MeanPoolingVisitEncoder()(u, CODE_MASK)),
+        ("e must be floats", lambda: encoder(torch.ones(*CODE_MASK.shape, D + 1), CODE_MASK)),
+        ("x must be floats", lambda: nn.TransformerVisitEncoder(D, HEADS)(torch.ones(2, 3, 3, D + 1), CODE_MASK)),
+        ("visit_mask must have", lambda: timeline(u, CODE_MASK)),
+        ("x must be floats", lambda: timeline(u.long(), VISIT_MASK)),
+        ("z must be floats", lambda: nn.SurvivalHead(D)(u[..., 1:])),
+        ("u must be floats", lambda: time(u[..., :1], ages, days)),
+        ("visit_mask must have", lambda: time(u, ages, days, VISIT_MASK[:, :1])),
+        ("is_first must have", lambda: nn.DeltaTEmbedding(D)(days, VISIT_MASK[:, :1])),
+        ("positions must be from 0", lambda: nn.PositionalEmbedding(D)(torch.tensor([-1]))),
+        ("ages must have", lambda: flat(stream[:, 0], token_ages[:, :2], ids[:, :3], token_mask[:, :3])),
+        ("ages must have", lambda: flat(stream[0], token_ages[0], ids[0], token_mask[0])),
+        ("visit_ids must be from 0", lambda: flat(stream, token_ages, ids - 1, token_mask)),
+        ("ages must have", lambda: nn.BEHRTEmbedding(20, D)(stream, token_ages[:, :1], ids)),
+        ("visit_ids must be whole", lambda: flat.aggregate_visits(torch.ones(1, 2, D), torch.ones(1, 2))),
+        ("visit_ids must be from 0", lambda: flat.aggregate_visits(torch.ones(1, 2, D), torch.tensor([[0, -1]]))),
+        ("visit_ids must have", lambda: flat.aggregate_visits(torch.ones(1, 2), torch.tensor([[0, 1]]))),
+        ("n_types belong", lambda: typed(codes)),
+        ("types must have", lambda: typed(codes, codes[..., :1] % 3)),
+        ("types must be from 0 on and below 3", lambda: typed(codes, codes + 3)),
+        ("scorer must be", lambda: nn.AttnPoolingVisitEncoder(D, scorer="dot")),
+        ("multiple of heads", lambda: nn.TimelineEncoder(D, heads=3)),
+        ("event_indicators must be 0 or 1", lambda: loss(h, t, event + 1, VISIT_MASK)),
+        ("event_times must be whole", lambda: loss(h, t + 0.5, event, VISIT_MASK)),
+        ("not there", lambda: loss(h, t - 2, event - event, VISIT_MASK)),
+        ("from_logits=True", lambda: loss(h + 1, t, event, VISIT_MASK)),
+        ("from_logits=True", lambda: loss(h - 1, t, event, VISIT_MASK)),
+    ]
+    for message, call in wrong:
         with pytest.raises(ValueError, match=message):
             call()
+    assert nn.DeltaTEmbedding(D, bin_days=7.0).bins(torch.tensor([-9.0, math.nan])).tolist() == [0, 0]
 
 
 def test_the_plain_models_import_nothing_of_ours() -> None:

@@ -62,21 +62,26 @@ def ablate(
         file, with a row for each run.
 
     Raises:
-        EhrseqError: There is one value or none, a setting is unknown, or a folder holds another training.
+        EhrseqError: There are no two trainings to compare, one is impossible, or a folder holds another training.
     """
-    if len(set(values)) < 2 or len(set(values)) < len(values):
+    name = task or prepared.only_task()
+    settings = {value: [*overrides, f"{setting}={value}", *ALONE] for value in values}
+    studies = [load_study(None, [*own, "training.seed=0"]) for own in settings.values()]
+    trained = {study.model_dump_json(include={"model", "training"}) for study in studies}
+    if len(values) < 2 or len(trained) < len(values):
         raise EhrseqError(
-            "compares two different values or more",
+            "compares two different values or more, of what a network alone is trained with",
             where="--ablate",
             fix=f"write {setting}=ONE,OTHER",
         )
-    name = task or prepared.only_task()
+    for study in studies:  # what cannot be is refused before anything is trained
+        Plan.of(prepared, name, study)
     places = [(value, seed) for value in values for seed in range(seeds)]
     folders = [out / re.sub(r"[^\w.-]+", "-", value) / f"seed-{seed}" for value, seed in places]
     seconds = read_json(out / SECONDS) if (out / SECONDS).is_file() else {}
     for (value, seed), folder in zip(places, folders, strict=True):
         say(f"{setting}={value}, seed {seed}")
-        own = [*overrides, *ALONE, f"{setting}={value}", f"training.seed={seed}"]
+        own = [*settings[value], f"training.seed={seed}"]
         key, started = folder.relative_to(out).as_posix(), time.monotonic()
         was_done = (folder / "manifest.json").is_file()
         try:

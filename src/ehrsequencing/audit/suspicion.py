@@ -10,7 +10,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from ehrsequencing.audit.data import FEWEST_CARRIERS, KINDS, AuditData, Check, Finding, join
-from ehrsequencing.core.arrays import Bools, Floats, Ints
+from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints
 from ehrsequencing.core.disclosure import enough_people
 from ehrsequencing.metrics.plain import concordance
 from ehrsequencing.predictors.cox import CoxRegression, CoxRows
@@ -28,6 +28,10 @@ CENTRED_SHARE = 0.5  # of the records: a leak
 FEWEST_NUMBERS, FEWEST_RECORDS = 4, 10
 TELLING_AUC = 0.98
 AHEAD_AUC, LEAD = 0.85, 0.1  # of a kind of input, and its lead over all others: a warning
+SURE_ODDS = (
+    10.0  # of the event, by an input at the first prediction time: a warning, if it is surely more
+)
+CUTS = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9)  # quantiles at which an input is divided into high and low
 ALSO_AUC = 0.9  # of other codes, which may say the same: left out with the telling one
 HIGH_STATIC_AUC, SURE_STATIC_AUC = (
     0.8,
@@ -89,7 +93,8 @@ def _centred_share(group: Ints, value: Floats) -> float:
 def telling_token(data: AuditData) -> Finding:
     """The AUC of each code and number at the first and at the last prediction time; by the last all is known.
 
-    At the first one the number of a code's rows counts, too: later it grows with the follow-up.
+    At the first one the number of a code's rows counts, too: later it grows with the follow-up. And there an input
+    that few people have may change the odds of the event by more than honest ones do.
     """
     known, rows = data.known, data.fitted.rows
     cause = rows.cause[known.row[1]]
@@ -99,8 +104,21 @@ def telling_token(data: AuditData) -> Finding:
     tested = {"subjects": len(cause), "codes": codes, "outcomes": len(able)}
     if not able:
         return Finding("not_tested", FEW_EVENTS, tested)
-    best, said, warned = 0.5, "no code says anything", ""
+    best, said, warned, decided = 0.5, "no code says anything", "", (0.0, AHEAD_AUC)
     suspects = set[int]()
+    for number, outcome in enumerate(data.task.causes, start=1):
+        odds = sure_odds(known.features[0], *_with_and_without(data, number))
+        far = np.flatnonzero(odds > SURE_ODDS)
+        if len(far) and len(able):
+            suspects |= {*known.tokens[far].tolist()}
+            top = int(odds.argmax())
+            warned, decided = (
+                (
+                    f"{known.shown(data, [top])}, as it is known at the first prediction time, changes the odds of "
+                    f"{outcome} at least {odds[top]:.0f}-fold"
+                ),
+                (round(float(odds[top]), 1), SURE_ODDS),
+            )
     last = np.where(known.kind == "count", known.features[1] > 0, known.features[1])
     for moment, features in {"first": known.features[0], "last": last}.items():
         for outcome, event in able:
@@ -116,6 +134,7 @@ def telling_token(data: AuditData) -> Finding:
                 warned = (
                     f"at the {moment} prediction time {words}, the best other input with {rest:.2f}"
                 )
+                decided = round(float(auc[top]), 2), AHEAD_AUC
             if auc[top] > best:
                 best, said = float(auc[top]), words
     measured, named = round(best, 2), tuple(sorted(suspects))
@@ -133,8 +152,7 @@ def telling_token(data: AuditData) -> Finding:
             "warning",
             f"{warned}; read how it came to be recorded, and whether for everybody alike",
             tested,
-            measured,
-            AHEAD_AUC,
+            *decided,
             named,
         )
     return Finding(
@@ -144,6 +162,49 @@ def telling_token(data: AuditData) -> Finding:
         measured,
         TELLING_AUC,
     )
+
+
+def sure_odds(x: Floats32, event: Bools, other: Bools) -> Floats:
+    """By how much each input (P, F) surely changes the odds of the event, above against below some quantile.
+
+    Args:
+        x: Numbers, NaN where nothing is known, which is below all.
+        event: (P,) who has it.
+        other: (P,) whom they are held against.
+
+    Returns:
+        (F,) the lower end of the odds ratio's 99.9 % interval, or of its inverse; of the clearest quantile.
+
+    >>> x, event = np.repeat(np.array([[0.0], [9.0]], np.float32), 300, axis=0), np.arange(600) % 300 < 40
+    >>> event[300:] = ~event[300:]
+    >>> sure_odds(x, event, ~event).round(1)
+    array([19.8])
+    """
+    known = np.where(np.isnan(x), -np.inf, x)
+    least = np.zeros(x.shape[1])
+    for cut in np.quantile(known, CUTS, axis=0, method="lower"):
+        high = known > cut
+        cells = [
+            part.sum(axis=0) + 0.5
+            for part in (high[event], ~high[event], high[other], ~high[other])
+        ]
+        log_odds = np.log(cells[0] * cells[3] / (cells[1] * cells[2]))
+        se = np.sqrt(sum(1 / cell for cell in cells))
+        least = np.maximum(least, np.abs(log_odds) + ndtri(NO_CHANCE) * se)
+    return np.exp(least)
+
+
+def _with_and_without(data: AuditData, number: int) -> tuple[Bools, Bools]:
+    """(P,) whose first prediction time is followed by a cause, and whom they are held against.
+
+    Those are followed without it for as long as half of the events took, so that an input of people who left early, or
+    stayed long, is no finding.
+    """
+    rows, first = data.fitted.rows, data.known.row[0]
+    days, cause = rows.duration_days[first], rows.cause[first]
+    event = cause == number
+    middle = np.median(days[event] if event.any() else np.inf)
+    return event, ~event & ((cause > 0) | (days >= middle))
 
 
 def ahead_of_others(auc: Floats, *, cases: int) -> list[int]:
@@ -178,19 +239,14 @@ def _auc(value: Floats, yes: Bools, no: Bools) -> float:
 
 
 def static_codes(data: AuditData) -> Finding:
-    """The AUC of all codes without a time together, by a ridge Cox model of other people (out of fold).
-
-    Those with the event are held against those followed without it for as long as half of the events took, so that a
-    code of people who left early, or stayed long, is no finding.
-    """
-    rows, first = data.fitted.rows, data.known.row[0]
-    days, cause = rows.duration_days[first], rows.cause[first]
+    """The AUC of all codes without a time together, by a ridge Cox model of other people (out of fold)."""
     questions = []
     for number, name in enumerate(data.task.causes, start=1):
-        event = cause == number
-        other = ~event & ((cause > 0) | (days >= np.median(days[event] if event.any() else np.inf)))
-        said = f"the codes without a time together predict {name}"
-        questions.append((said, data.known.frequent("static"), event, other, HIGH_STATIC_AUC))
+        said, people = (
+            f"the codes without a time together predict {name}",
+            _with_and_without(data, number),
+        )
+        questions.append((said, data.known.frequent("static"), *people, HIGH_STATIC_AUC))
     return _together(
         data,
         questions,

@@ -4,6 +4,8 @@ Shapes: B subjects, V visits, C codes a visit, L codes a subject (all padded), d
 """
 
 import math
+from collections.abc import Sequence
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -17,29 +19,68 @@ GAP_EDGES_DAYS = (
 )
 
 
-def check_sizes(name: str, **sizes: object) -> None:
-    """Refuse sizes that are no whole numbers above 0, such as a configuration of the packed engine.
+class Plain(nn.Module):
+    """A module of this package: a `ValueError` names the packed class that takes what is given."""
 
-    Raises:
-        ValueError: It names the class that a configuration belongs to.
-    """
-    for size in sizes.values():
-        if not isinstance(size, int) or size < 1:
-            given = size if isinstance(size, int) else type(size).__name__
-            raise ValueError(
-                f"nn.{name}({', '.join(sizes)}) takes whole numbers above 0, got {given}; "
-                f"a ModelConfig belongs to ehrsequencing.models.{name}"
-            )
+    packed = ""  # the class of `ehrsequencing.models` that answers, where it has another name
+
+    def __new__(cls, *sizes: object, **named: object) -> Self:
+        """Refuse a configuration of the packed engine."""
+        cls._only(int | float | str | nn.Module | None, "numbers", "ModelConfig", sizes, named)
+        return super().__new__(cls)
+
+    def __call__(self, *tensors: Any, **named: Any) -> Any:
+        """`forward`, of tensors alone: no batch of the packed engine, no list, no array."""
+        self._only(Tensor | bool | None, "tensors", "VisitBatch", tensors, named)
+        return super().__call__(*tensors, **named)
+
+    @classmethod
+    def _only(cls, kinds: Any, what: str, theirs: str, given: Any, named: Any) -> None:
+        is_ours = cls.__module__.startswith(__package__)  # somebody's subclass takes what it likes
+        for one in (*given, *named.values()):
+            if is_ours and not isinstance(one, kinds):
+                raise ValueError(
+                    f"nn.{cls.__name__} takes {what}, got {type(one).__name__}; a {theirs} belongs "
+                    f"to ehrsequencing.models.{cls.packed or cls.__name__}"
+                )
 
 
-def check_indexes(x: Tensor, name: str) -> None:
-    """Refuse a tensor of anything but whole numbers.
+def check_sizes(kind: Any = int, **sizes: Any) -> None:
+    """Refuse what is no number above 0; without `float`, what is no whole one."""
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int | kind) or not size > 0:
+            whole = "whole " if kind is int else ""
+            raise ValueError(f"{name} must be a {whole}number above 0, got {size!r}")
 
-    Raises:
-        ValueError: It is of floats or of bools.
-    """
+
+def dropout_of(share: object) -> nn.Dropout:
+    """The layer that drops a share, from 0 to 1."""
+    if not isinstance(share, int | float) or not 0 <= share <= 1:
+        raise ValueError(f"dropout must be a number from 0 to 1, got {share!r}")
+    return nn.Dropout(share)
+
+
+def check_indexes(x: Tensor, name: str, rows: float = math.inf) -> None:
+    """Refuse a tensor of anything but whole numbers from 0 to below `rows`."""
     if x.is_floating_point() or x.dtype == torch.bool:
         raise ValueError(f"{name} must be whole numbers (torch.long), got {x.dtype}")
+    if x.numel() and not 0 <= int(x.min()) <= int(x.max()) < rows:
+        raise ValueError(f"{name} must be from 0 on and below {rows}")
+
+
+def check_shapes(shape: Sequence[int], legend: str = "", **tensors: Tensor | None) -> None:
+    """Refuse tensors of another shape, and a shape of another number of axes than its legend ("B, V") has."""
+    for name, x in tensors.items():
+        axes = legend.count(",") + 1 if legend else len(shape)
+        if x is None or x.shape != tuple(shape) or len(shape) != axes:
+            got = None if x is None else tuple(x.shape)
+            raise ValueError(f"{name} must have the shape ({legend}) = {tuple(shape)}, got {got}")
+
+
+def check_vectors(x: Tensor, name: str, d: int) -> None:
+    """Refuse anything but floats (…, d)."""
+    if not x.is_floating_point() or x.shape[-1:] != (d,):
+        raise ValueError(f"{name} must be floats (…, {d}), got {x.dtype} {tuple(x.shape)}")
 
 
 def as_floats(x: Tensor) -> Tensor:
@@ -47,7 +88,7 @@ def as_floats(x: Tensor) -> Tensor:
     return x if x.is_floating_point() else x.to(torch.float32)
 
 
-class CodeEmbedding(nn.Module):
+class CodeEmbedding(Plain):
     """Module 1: code identity, its place within the visit and, on request, its type (hierarchical, "Embedding Layer").
 
         e_{v,c} = E[code] + P[c] (+ Y[type])
@@ -67,7 +108,8 @@ class CodeEmbedding(nn.Module):
         self, n_codes: int, d: int, max_codes_per_visit: int = 128, n_types: int | None = None
     ) -> None:
         super().__init__()
-        check_sizes("CodeEmbedding", n_codes=n_codes, d=d)
+        check_sizes(n_codes=n_codes, d=d, n_types=1 if n_types is None else n_types)
+        check_sizes(max_codes_per_visit=1 if max_codes_per_visit == 0 else max_codes_per_visit)
         self.table = nn.Embedding(n_codes, d, padding_idx=0)
         self.position_table = nn.Embedding(max_codes_per_visit, d) if max_codes_per_visit else None
         self.type_table = None if n_types is None else nn.Embedding(n_types, d)
@@ -82,21 +124,21 @@ class CodeEmbedding(nn.Module):
         Raises:
             ValueError: Codes are no whole numbers or outside the vocabulary, or types are missing or not expected.
         """
-        check_indexes(codes, "codes")
-        if codes.numel() and int(codes.max()) >= self.table.num_embeddings:
-            raise ValueError(f"codes holds ids outside the {self.table.num_embeddings} codes")
+        check_indexes(codes, "codes", self.table.num_embeddings)
         if (types is None) != (self.type_table is None):
             raise ValueError("types and n_types belong together: give both or neither")
         e: Tensor = self.table(codes)
         if self.position_table is not None:
             place = torch.arange(codes.shape[-1], device=codes.device)
             e = e + self.position_table(place.clamp(max=self.position_table.num_embeddings - 1))
-        if self.type_table is not None:
+        if self.type_table is not None and types is not None:
+            check_shapes(codes.shape, types=types)
+            check_indexes(types, "types", self.type_table.num_embeddings)
             e = e + self.type_table(types)
         return e
 
 
-class AgeEmbedding(nn.Module):
+class AgeEmbedding(Plain):
     """Binned age (embeddings, "Age Embedding"): `A[⌊age / age_bin_size⌋]`.
 
     The last bin is open at 120 years. An unknown age (NaN) has a bin of its own.
@@ -108,9 +150,8 @@ class AgeEmbedding(nn.Module):
 
     def __init__(self, d: int, age_bin_size: float = 5) -> None:
         super().__init__()
-        check_sizes("AgeEmbedding", d=d)
-        if not age_bin_size > 0:
-            raise ValueError(f"age_bin_size must be above 0 years, got {age_bin_size}")
+        check_sizes(d=d)
+        check_sizes(float, age_bin_size=age_bin_size)
         self.age_bin_size = float(age_bin_size)
         self.table = nn.Embedding(math.ceil(MAX_AGE_YEARS / age_bin_size) + 2, d)
 
@@ -130,7 +171,7 @@ class AgeEmbedding(nn.Module):
         return self.table(self.bins(ages))
 
 
-class DeltaTEmbedding(nn.Module):
+class DeltaTEmbedding(Plain):
     """Binned days since the visit before (hierarchical, "Visit-Level Embeddings").
 
     Bins grow from an hour to ten years, and a first visit has one of its own. With `bin_days` they are all as wide,
@@ -143,7 +184,8 @@ class DeltaTEmbedding(nn.Module):
 
     def __init__(self, d: int, bin_days: float | None = None, top_days: float = 365.0) -> None:
         super().__init__()
-        check_sizes("DeltaTEmbedding", d=d)
+        check_sizes(d=d)
+        check_sizes(float, bin_days=top_days if bin_days is None else bin_days, top_days=top_days)
         self.bin_days, self.top_days = bin_days, top_days
         rows = len(GAP_EDGES_DAYS) if bin_days is None else math.ceil(top_days / bin_days)
         self.table = nn.Embedding(rows + 1, d)
@@ -157,11 +199,12 @@ class DeltaTEmbedding(nn.Module):
         time_deltas = as_floats(time_deltas)
         if self.bin_days is not None:
             top = self.table.num_embeddings - 1
-            bins = (time_deltas / self.bin_days).floor().clamp(max=top).long()
+            bins = (time_deltas.nan_to_num(0.0) / self.bin_days).floor().clamp(0, top).long()
             return bins.masked_fill(time_deltas >= self.top_days, top)
         if is_first is None:
             is_first = torch.zeros_like(time_deltas, dtype=torch.bool)
             is_first[..., :1] = True
+        check_shapes(time_deltas.shape, is_first=is_first)
         edges = torch.tensor(GAP_EDGES_DAYS[1:], dtype=time_deltas.dtype, device=time_deltas.device)
         return (torch.bucketize(time_deltas, edges, right=True) + 1).masked_fill(is_first, 0)
 
@@ -175,7 +218,7 @@ class DeltaTEmbedding(nn.Module):
         return self.table(self.bins(time_deltas, is_first))
 
 
-class PositionalEmbedding(nn.Module):
+class PositionalEmbedding(Plain):
     """Where a token or a visit stands, from 0 (embeddings, "Sinusoidal vs Learned Positional Encoding").
 
     Learned: a row each, and places from `max_length` on share the last. Sinusoidal: fixed, without a last place,
@@ -189,11 +232,12 @@ class PositionalEmbedding(nn.Module):
         torch.Size([5, 8])
     """
 
+    packed = "HierarchicalBEHRTForSurvival"
     as_weights: Tensor
 
     def __init__(self, d: int, max_length: int = 512, use_sinusoidal: bool = False) -> None:
         super().__init__()
-        check_sizes(type(self).__name__, d=d)
+        check_sizes(d=d, max_length=max_length)
         self.d = d
         self.table = None if use_sinusoidal else nn.Embedding(max_length, d)
         self.register_buffer("as_weights", torch.empty(0), persistent=False)  # of their type
@@ -227,7 +271,7 @@ class VisitEmbedding(PositionalEmbedding):
         super().__init__(d, max_length=max_visits)
 
 
-class VisitTimeEmbedding(nn.Module):
+class VisitTimeEmbedding(Plain):
     """Module 3: visit signals (hierarchical, "Visit-Level Embeddings"): `x_v = u_v + index_v + age_v + gap_v`.
 
     Example:
@@ -245,7 +289,6 @@ class VisitTimeEmbedding(nn.Module):
         use_delta: bool = True,
     ) -> None:
         super().__init__()
-        check_sizes("VisitTimeEmbedding", d=d)
         self.position = PositionalEmbedding(d, max_visits, use_sinusoidal)
         self.age = AgeEmbedding(d, age_bin_size)
         self.delta = DeltaTEmbedding(d) if use_delta else None
@@ -261,14 +304,18 @@ class VisitTimeEmbedding(nn.Module):
             time_deltas: (B, V) days since the visit before.
             visit_mask: (B, V) True or 1 = real; pads become zero. None: all real.
         """
+        check_vectors(u, "u", self.age.table.embedding_dim)
+        check_shapes(u.shape[:-1], "B, V", ages=ages, time_deltas=time_deltas)
+        real = torch.ones_like(ages) if visit_mask is None else visit_mask
+        check_shapes(ages.shape, visit_mask=real)
         visit = torch.arange(u.shape[1], device=u.device)
         x: Tensor = u + self.position(visit) + self.age(ages)
         if self.delta is not None:
             x = x + self.delta(time_deltas)
-        return x if visit_mask is None else x.masked_fill(~visit_mask.bool().unsqueeze(-1), 0.0)
+        return x.masked_fill(~real.bool().unsqueeze(-1), 0.0)
 
 
-class BEHRTEmbedding(nn.Module):
+class BEHRTEmbedding(Plain):
     """Flat BEHRT's input (embeddings, "Embedding Sum as Model Prior").
 
         token = LayerNorm(code + age + visit + position), then dropout
@@ -290,16 +337,16 @@ class BEHRTEmbedding(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        check_sizes("BEHRTEmbedding", n_codes=n_codes, d=d)
         self.code = CodeEmbedding(n_codes, d, max_codes_per_visit=0)
         self.age = AgeEmbedding(d, age_bin_size)
         self.visit = VisitEmbedding(d, max_visits)
         self.position = PositionalEmbedding(d, max_length, use_sinusoidal)
         self.norm = nn.LayerNorm(d)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = dropout_of(dropout)
 
     def forward(self, codes: Tensor, ages: Tensor, visit_ids: Tensor) -> Tensor:
         """(B, L) token ids, ages in years and visit numbers from 0 → (B, L, d)."""
+        check_shapes(codes.shape, "B, L", ages=ages, visit_ids=visit_ids)
         check_indexes(visit_ids, "visit_ids")
         place = torch.arange(codes.shape[1], device=codes.device)
         total = self.code(codes) + self.age(ages) + self.visit(visit_ids) + self.position(place)

@@ -3,12 +3,18 @@
 import torch
 from torch import Tensor, nn
 
-from ehrsequencing.nn.embeddings import BEHRTEmbedding, check_indexes, check_sizes
+from ehrsequencing.nn.embeddings import (
+    BEHRTEmbedding,
+    Plain,
+    check_indexes,
+    check_shapes,
+    check_sizes,
+)
 from ehrsequencing.nn.survival import SurvivalHead
 from ehrsequencing.nn.timeline import TransformerLayer
 
 
-class BEHRTForSurvival(nn.Module):
+class BEHRTForSurvival(Plain):
     """Flat BEHRT with a hazard after each visit.
 
     Causal at visit level by default: a code sees all codes of its own visit and of earlier ones. `causal=False` is
@@ -38,7 +44,7 @@ class BEHRTForSurvival(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        check_sizes("BEHRTForSurvival", n_codes=n_codes, d=d)
+        check_sizes(layers=layers)
         self.embedding = BEHRTEmbedding(
             n_codes, d, age_bin_size, use_sinusoidal, max_visits, max_length, dropout
         )
@@ -67,11 +73,7 @@ class BEHRTForSurvival(nn.Module):
         Raises:
             ValueError: Shapes disagree, or codes or visit_ids are no whole numbers.
         """
-        for name, x in {"ages": ages, "visit_ids": visit_ids, "mask": mask}.items():
-            if x.shape != codes.shape:
-                raise ValueError(
-                    f"{name} must have the shape of codes, {tuple(codes.shape)}, got {tuple(x.shape)}"
-                )
+        check_shapes(codes.shape, "B, L", ages=ages, visit_ids=visit_ids, mask=mask)
         real = mask.bool()
         codes, ages, visit_ids = (x.masked_fill(~real, 0) for x in (codes, ages, visit_ids))
         x = self.embedding(codes, ages, visit_ids)  # (B, L, d)
@@ -104,9 +106,10 @@ class BEHRTForSurvival(nn.Module):
             >>> BEHRTForSurvival.aggregate_visits(states, torch.tensor([[0, 0, 1]])).tolist()
             [[[2.0], [5.0]]]
         """
-        check_indexes(visit_ids, "visit_ids")
         real = torch.ones_like(visit_ids, dtype=torch.bool) if mask is None else mask.bool()
+        check_shapes(code_embeddings.shape[:-1], "B, L", visit_ids=visit_ids, mask=real)
         ids = visit_ids.masked_fill(~real, 0)
+        check_indexes(ids, "visit_ids")
         n_visits = int(ids.max()) + 1 if ids.numel() else 0
         states = code_embeddings.masked_fill(~real.unsqueeze(-1), 0.0)
         total = states.new_zeros(len(ids), n_visits, states.shape[-1])

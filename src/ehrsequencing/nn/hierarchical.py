@@ -2,13 +2,13 @@
 
 from torch import Tensor, nn
 
-from ehrsequencing.nn.embeddings import CodeEmbedding, VisitTimeEmbedding, check_sizes
+from ehrsequencing.nn.embeddings import CodeEmbedding, Plain, VisitTimeEmbedding, check_shapes
 from ehrsequencing.nn.survival import SurvivalHead
 from ehrsequencing.nn.timeline import TimelineEncoder
 from ehrsequencing.nn.visit_encoders import AttnPoolingVisitEncoder
 
 
-class HierarchicalBEHRTForSurvival(nn.Module):
+class HierarchicalBEHRTForSurvival(Plain):
     """The recommended starting point: attention pooling, a transformer over visits, index, age and gap.
 
     Args:
@@ -48,7 +48,6 @@ class HierarchicalBEHRTForSurvival(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        check_sizes("HierarchicalBEHRTForSurvival", n_codes=n_codes, d=d)
         self.code_embedding = CodeEmbedding(n_codes, d, max_codes_per_visit)
         self.visit_encoder = visit_encoder or AttnPoolingVisitEncoder(d)
         self.visit_time_embedding = VisitTimeEmbedding(d, max_visits, age_bin_size, use_sinusoidal)
@@ -74,6 +73,9 @@ class HierarchicalBEHRTForSurvival(nn.Module):
             visit_mask: (B, V) True or 1 = real.
             return_logits: Logits instead of hazards.
         """
+        check_shapes(codes.shape, "B, V, C", code_mask=code_mask)
+        by_visit = {"ages": ages, "time_deltas": time_deltas, "visit_mask": visit_mask}
+        check_shapes(codes.shape[:2], "B, V", **by_visit)
         real = visit_mask.bool()
         real_codes = code_mask.bool() & real.unsqueeze(-1)
         e = self.code_embedding(codes.masked_fill(~real_codes, 0))  # (B, V, C, d)

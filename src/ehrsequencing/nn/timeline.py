@@ -4,12 +4,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ehrsequencing.nn.embeddings import check_sizes
+from ehrsequencing.nn.embeddings import (
+    Plain,
+    check_shapes,
+    check_sizes,
+    check_vectors,
+    dropout_of,
+)
 
 LAYER_SCALE = 0.1  # start of the learned scale of each residual branch
 
 
-class TransformerLayer(nn.Module):
+class TransformerLayer(Plain):
     """Pre-LN block with a learned scale s per channel (LayerScale).
 
     x ← x + s1 · Attention(LN x)
@@ -18,7 +24,7 @@ class TransformerLayer(nn.Module):
 
     def __init__(self, d: int, heads: int = 4, dropout: float = 0.0) -> None:
         super().__init__()
-        check_sizes("TransformerLayer", d=d)
+        check_sizes(d=d, heads=heads)
         if d % heads:
             raise ValueError(f"d={d} must be a multiple of heads={heads}")
         self.heads = heads
@@ -27,7 +33,7 @@ class TransformerLayer(nn.Module):
         self.W1, self.W2 = nn.Linear(d, 4 * d), nn.Linear(4 * d, d)
         self.attention_scale = nn.Parameter(torch.full((d,), LAYER_SCALE))
         self.mlp_scale = nn.Parameter(torch.full((d,), LAYER_SCALE))
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = dropout_of(dropout)
 
     def forward(self, x: Tensor, seen: Tensor) -> Tensor:
         """(B, L, d) → (B, L, d).
@@ -37,6 +43,7 @@ class TransformerLayer(nn.Module):
             seen: (B, L, L), or (B, 1, L) where all rows see the same: True where row i may attend to row j. A row sees
                 itself in any case, so that a pad has something to look at.
         """
+        check_vectors(x, "x", self.out.in_features)
         itself = torch.eye(x.shape[1], dtype=torch.bool, device=x.device)
         qkv = self.qkv(self.attention_norm(x)).unflatten(-1, (3, self.heads, -1))
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (B, heads, L, d / heads) each
@@ -46,7 +53,7 @@ class TransformerLayer(nn.Module):
         return x + self.dropout(self.mlp_scale * self.W2(hidden))
 
 
-class TimelineEncoder(nn.Module):
+class TimelineEncoder(Plain):
     """Transformer over a subject's visits.
 
     Causal by default: visit v attends to itself and to earlier visits, so that its hazard has not seen the future.
@@ -62,7 +69,7 @@ class TimelineEncoder(nn.Module):
         self, d: int, heads: int = 4, layers: int = 2, causal: bool = True, dropout: float = 0.0
     ) -> None:
         super().__init__()
-        check_sizes("TimelineEncoder", d=d)
+        check_sizes(layers=layers)
         self.causal = causal
         self.layers = nn.ModuleList(TransformerLayer(d, heads, dropout) for _ in range(layers))
         self.norm = nn.LayerNorm(d)
@@ -73,11 +80,7 @@ class TimelineEncoder(nn.Module):
         Raises:
             ValueError: The shapes do not belong together.
         """
-        if u.dim() != 3 or visit_mask.shape != u.shape[:2]:
-            raise ValueError(
-                f"expected u (B, V, d) and visit_mask (B, V), got {tuple(u.shape)} and "
-                f"{tuple(visit_mask.shape)}"
-            )
+        check_shapes(u.shape[:-1], "B, V", visit_mask=visit_mask)
         real = visit_mask.bool()
         x = u.masked_fill(~real.unsqueeze(-1), 0.0)
         visit = torch.arange(u.shape[1], device=u.device)

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ehrsequencing.nn.embeddings import check_sizes
+from ehrsequencing.nn.embeddings import Plain, check_shapes, check_sizes, check_vectors
 from ehrsequencing.nn.timeline import TransformerLayer
 
 
@@ -19,10 +19,7 @@ def real_codes(e: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     Raises:
         ValueError: The shapes do not belong together.
     """
-    if e.dim() != 4 or mask.shape != e.shape[:3]:
-        raise ValueError(
-            f"expected e (B, V, C, d) and mask (B, V, C), got {tuple(e.shape)} and {tuple(mask.shape)}"
-        )
+    check_shapes(e.shape[:-1], "B, V, C", mask=mask)
     mask = mask.bool()
     return e.masked_fill(~mask.unsqueeze(-1), 0.0), mask
 
@@ -33,7 +30,7 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
     return (x * mask.unsqueeze(-1)).sum(-2) / count
 
 
-class MeanPoolingVisitEncoder(nn.Module):
+class MeanPoolingVisitEncoder(Plain):
     """Option A: `u_v = mean of e_{v,c} over its real codes`. All codes contribute equally.
 
     Example:
@@ -46,7 +43,7 @@ class MeanPoolingVisitEncoder(nn.Module):
         return masked_mean(*real_codes(e, mask))
 
 
-class AttnPoolingVisitEncoder(nn.Module):
+class AttnPoolingVisitEncoder(Plain):
     """Option B, attention pooling: each code is scored alone, and the scores become weights within the visit.
 
         u_v = Σ_c α_{v,c} e_{v,c},    α_v = softmax over the real codes of score(e_{v,c})
@@ -65,10 +62,10 @@ class AttnPoolingVisitEncoder(nn.Module):
 
     def __init__(self, d: int, scorer: Literal["query", "bottleneck"] = "query") -> None:
         super().__init__()
-        check_sizes("AttnPoolingVisitEncoder", d=d)
+        check_sizes(d=d)
         if scorer not in ("query", "bottleneck"):
             raise ValueError(f"scorer must be 'query' or 'bottleneck', got {scorer!r}")
-        self.scorer = scorer
+        self.d, self.scorer = d, scorer
         if scorer == "query":
             self.W = nn.Linear(d, d)
             self.q = nn.Parameter(torch.randn(d))
@@ -86,6 +83,7 @@ class AttnPoolingVisitEncoder(nn.Module):
         self, e: Tensor, mask: Tensor, return_weights: bool = False
     ) -> Tensor | tuple[Tensor, Tensor]:
         """(B, V, C, d) and (B, V, C) → (B, V, d); with `return_weights` also α (B, V, C), 0 in pads."""
+        check_vectors(e, "e", self.d)
         e, mask = real_codes(e, mask)
         scores = self.score(e).masked_fill(~mask, float("-inf"))
         # softmax over nothing but −∞ is NaN: an empty visit gets equal scores, and then no weights
@@ -95,7 +93,7 @@ class AttnPoolingVisitEncoder(nn.Module):
         return (u, alpha) if return_weights else u
 
 
-class TransformerVisitEncoder(nn.Module):
+class TransformerVisitEncoder(Plain):
     """Option C, a small transformer: the codes of a visit see each other in full, then comes their masked mean.
 
     Example:
@@ -105,7 +103,7 @@ class TransformerVisitEncoder(nn.Module):
 
     def __init__(self, d: int, heads: int = 4, layers: int = 1, dropout: float = 0.0) -> None:
         super().__init__()
-        check_sizes("TransformerVisitEncoder", d=d)
+        check_sizes(layers=layers)
         self.layers = nn.ModuleList(TransformerLayer(d, heads, dropout) for _ in range(layers))
 
     def forward(self, e: Tensor, mask: Tensor) -> Tensor:

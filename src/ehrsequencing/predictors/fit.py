@@ -264,7 +264,7 @@ def fit_baselines(
     known: Mapping[str, Predictor] | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[Fitted]:
-    """Fit the baselines, the strongest first: by the likelihood of tuning subjects at all their prediction times.
+    """Fit the baselines, the strongest first: by the likelihood of tuning subjects at the landmarks.
 
     Each gets the last step that our own training has, a recalibration by tuning likelihood; Aalen–Johansen stays what
     it is, the cohort's own incidence. Below `EVENTS_TO_CHOOSE` tuning subjects with an event nothing is chosen, and
