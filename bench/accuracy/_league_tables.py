@@ -262,7 +262,7 @@ def _tuning(divisions: Sequence[Scored], model: str) -> float:
 
 def summary_table(tasks: Sequence[Answered]) -> str:
     """Our blend and our trees with Cox against the strongest rival of each task, and the first against the second."""
-    head = ["task", "divisions", "strongest rival", "difference"]
+    head = ["task", "divisions", "difference"]
     lines = [
         _line([*head, *(COLUMNS[metric] for metric in COMPARED)]),
         "|---" * (len(head) + len(COMPARED)) + "|",
@@ -279,14 +279,12 @@ def summary_table(tasks: Sequence[Answered]) -> str:
             if other is None or not task.of(other):
                 continue
             gaps = {metric: task.gap(model, other, metric) for metric in COMPARED}
-            said = "the rival" if other == rival else NAMES[other]
             lines.append(
                 _line(
                     [
                         task.place.task,
                         str(len([one for one in task.of(model) if other in one.facts])),
-                        "–" if rival is None else NAMES[rival],
-                        f"{NAMES[model]} − {said}",
+                        f"{NAMES[model]} − {NAMES[other]}",
                         *(
                             f"{cell(metric, one, signed=True)} *{verdict(metric, one)}*"
                             for metric, one in gaps.items()
