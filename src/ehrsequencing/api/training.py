@@ -32,7 +32,6 @@ from ehrsequencing.core.outputs import (
     Kind,
     remove_existing,
 )
-from ehrsequencing.core.signals import keep_freed_memory
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.prediction.reference import write_people, write_reference
 from ehrsequencing.records.people import PEOPLE
@@ -116,7 +115,6 @@ def fit(
         >>> len(run.history)
         1
     """
-    keep_freed_memory()
     if not isinstance(model, Mapping | Settings | None):
         raise EhrseqError(
             f"expected settings, as in {{'size': 'small'}}, got {type(model).__name__}",

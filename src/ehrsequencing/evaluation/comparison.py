@@ -104,10 +104,13 @@ class Comparison:
             slice(0, int(np.searchsorted(self.horizons_days, horizon_days)) + 1),
         )
 
-    def at_end(self) -> "Comparison":
-        """The same rows with the risks by the last day alone."""
-        last = len(self.horizons_days) - 1
-        return self._part(np.ones(len(self), dtype=bool), slice(last, last + 1))
+    def alone(self, model: str) -> "Comparison":
+        """The same rows with the risks of one model."""
+        return replace(
+            self,
+            risk={model: self.risk[model]},
+            expected={name: own for name, own in self.expected.items() if name == model},
+        )
 
     def _part(self, inside: Bools, horizons: slice) -> "Comparison":
         part = self if inside.all() else self.among(inside)

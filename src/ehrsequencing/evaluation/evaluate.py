@@ -27,6 +27,7 @@ from ehrsequencing.core.result_types import (
     SubgroupRow,
     Trajectory,
 )
+from ehrsequencing.core.signals import give_back_freed_memory
 from ehrsequencing.evaluation import population as follow_up, results
 from ehrsequencing.evaluation.cohort_table import cohort_table
 from ehrsequencing.evaluation.comparison import (
@@ -298,7 +299,9 @@ class Evaluation:
         comparisons = list(self.comparisons(risks, self.horizons))
         main = main_place(comparisons, self.ours, self.task.main_horizon)
         metrics, differences = self._metrics(risks, comparisons, progress)
+        give_back_freed_memory()
         smooth, indices, decision = self._curves(comparisons, progress)
+        give_back_freed_memory()
         progress("subgroups, checks, codes that move the risk")
         self.warnings += self.context.warnings(comparisons)
         causes, strongest = self.task.causes, self._strongest

@@ -10,6 +10,7 @@ import numpy as np
 
 from ehrsequencing.core.arrays import Bools, Bytes, Floats, Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.signals import give_back_freed_memory
 from ehrsequencing.predictors.features import MOST_BINS, UNKNOWN, before_pairs, binned
 from ehrsequencing.predictors.fitting_data import FittingData, kind_of
 from ehrsequencing.predictors.history import FeatureSpec
@@ -92,8 +93,8 @@ class PeriodBins:
     """Bins of features and the part of time of P periods (P, used + 1): a matrix of which some rows at a time exist.
 
     Args:
-        bins: (r, used) of the prediction times.
-        row: (P,) prediction time of each period.
+        bins: (·, used) of prediction times.
+        row: (P,) which of them each period is of.
         part: (P,) part of time.
     """
 
@@ -106,8 +107,7 @@ class PeriodBins:
 
     def __getitem__(self, some: slice | Ints) -> Bytes:
         """(p, used + 1) of some periods."""
-        part = self.part[some].astype(np.uint8)[:, None]
-        return np.concatenate([self.bins[self.row[some]], part], axis=1)
+        return np.column_stack([self.bins[self.row[some]], self.part[some].astype(np.uint8)])
 
     def numbers(self, some: slice | Ints, seen: Ints) -> Floats32:
         """(p, seen) some columns of some periods; NaN = not known."""
@@ -131,8 +131,9 @@ class PeriodBins:
         lightgbm = _lightgbm()
 
         def of(data: Any, rows: int, reference: Any) -> Any:
-            made = lightgbm.Dataset(data, np.zeros(rows), params=settings, reference=reference)
-            return made.construct()
+            return lightgbm.Dataset(
+                data, np.zeros(rows), params=settings, reference=reference
+            ).construct()
 
         most = max(1, MOST_SAMPLED // len(seen))
         if len(self) <= most:
@@ -140,6 +141,7 @@ class PeriodBins:
         if reference is None:
             some = np.linspace(0, len(self) - 1, most).astype(np.int64)
             reference = of(self.numbers(some, seen), most, None)
+            give_back_freed_memory()  # of the sample, some thousand small blocks
         return of(_streamed()(self, seen), len(self), reference)
 
 
@@ -300,7 +302,7 @@ class BoostedVisits(OfHistory):
             made.periods(data.train.rows, features.rows, cohort),
             made.periods(data.tuning.rows, features.tuning_rows, cohort),
         )
-        design = PeriodBins(features.bins, periods.row, periods.part)
+        design = PeriodBins(features.bins, features.place[periods.row], periods.part)
         watched_design = PeriodBins(features.tuning_bins, watched.row, watched.part)
         tuning = data.tuning.rows
         for e in range(made.n_causes):
@@ -317,7 +319,7 @@ class BoostedVisits(OfHistory):
                 )
             )
         made.base = cohort * data.level(
-            features.rows, lambda part: cohort * made._factor(features.bins[part])
+            features.rows, lambda part: cohort * made._factor(features.bins[features.place[part]])
         )
         return made
 

@@ -93,11 +93,10 @@ def _stack(plan: Plan, processes: Processes, say: Say) -> Stack | None:
     """Trees and Cox, where they are a part of the answer or teach the network; process 0 alone fits them."""
     if not (plan.fits_stack and processes.is_first):
         return None
-
-    def show(done: int, of: int) -> None:
-        say(f"fitting trees and Cox, {done + 1} of {of}")
-
-    return fit_stack(plan.fitting_data(), progress=show)
+    return fit_stack(
+        plan.fitting_data(),
+        progress=lambda done, of: say(f"fitting trees and Cox, {done + 1} of {of}"),
+    )
 
 
 def _network(
