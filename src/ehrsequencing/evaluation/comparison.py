@@ -104,12 +104,12 @@ class Comparison:
             slice(0, int(np.searchsorted(self.horizons_days, horizon_days)) + 1),
         )
 
-    def alone(self, model: str) -> "Comparison":
-        """The same rows with the risks of one model."""
+    def alone(self, *models: str) -> "Comparison":
+        """The same rows with the risks of some models."""
         return replace(
             self,
-            risk={model: self.risk[model]},
-            expected={name: own for name, own in self.expected.items() if name == model},
+            risk={name: self.risk[name] for name in models},
+            expected={name: own for name, own in self.expected.items() if name in models},
         )
 
     def _part(self, inside: Bools, horizons: slice) -> "Comparison":
@@ -146,7 +146,7 @@ class Comparison:
         landmark = self.landmark_days
         where = "" if landmark is None else f", predicted {format_days(landmark)} after the index"
         out, few, short = [], list[str](), list[str]()
-        for part in self.parts():
+        for part in self.alone(model).parts():
             names = [format_days(float(horizon)) for horizon in part.horizons_days]
             few += [name for name, lacks in zip(names, part.too_few()[0], strict=True) if lacks]
             if self.potential_days is not None:
@@ -178,7 +178,7 @@ class Comparison:
         model = next(iter(self.risk))
         smallest = [
             part.scored(model).smallest_g[0] if len(part) else np.ones(len(part.horizons_days))
-            for part in self.parts()
+            for part in self.alone(model).parts()
         ]
         return np.concatenate(smallest).astype(np.float64)
 

@@ -347,7 +347,7 @@ class Evaluation:
         smooth: list[SmoothRow[int]] = []
         indices: Rows = []
         decision: list[DecisionRow[int]] = []
-        parts = [part for one in comparisons for part in one.parts() if len(part)]
+        parts = [part for one in comparisons for part in one.alone(*models).parts() if len(part)]
         for number, part in enumerate(parts, start=1):
             progress(f"calibration, decision curves, {number} of {len(parts)}")
             drawn, metrics = smooth_rows(part, causes, models=models, seed=self.settings.seed)

@@ -291,7 +291,7 @@ class BoostedVisits(OfHistory):
         Args:
             data: What to fit; its seed is that of the boosting.
         """
-        features, bins = data.features, len(data.edges_days) + 1
+        features, tuning, bins = data.features, data.tuning.rows, len(data.edges_days) + 1
         part_of: Ints = np.arange(bins) * min(TIME_PARTS, bins) // bins
         cohort = data.cohort_hazards()
         base = np.stack([cohort, cohort])  # until the trees are there
@@ -300,11 +300,10 @@ class BoostedVisits(OfHistory):
         )
         periods, watched = (
             made.periods(data.train.rows, features.rows, cohort),
-            made.periods(data.tuning.rows, features.tuning_rows, cohort),
+            made.periods(tuning, features.tuning_rows, cohort),
         )
         design = PeriodBins(features.bins, features.place[periods.row], periods.part)
         watched_design = PeriodBins(features.tuning_bins, watched.row, watched.part)
-        tuning = data.tuning.rows
         for e in range(made.n_causes):
             event, watched_event = periods.cause == e + 1, watched.cause == e + 1
             if not event.any():
@@ -318,6 +317,7 @@ class BoostedVisits(OfHistory):
                     people=len(np.unique(tuning.subject[tuning.cause == e + 1])),
                 )
             )
+        del design, watched_design  # with LightGBM's copies
         made.base = cohort * data.level(
             features.rows, lambda part: cohort * made._factor(features.bins[features.place[part]])
         )

@@ -56,6 +56,7 @@ def fit_stack(
     out_of_fold: list[BlendRows] = []
     folds = folds_of(np.diff(train.rows.row_offsets), folds=FOLDS, seed=data.seed)
     *models, of_all = _fits(data, folds, progress)
+    give_back_freed_memory()
     for parts, fold in zip(models, folds, strict=True):
         of_fold, rows = train.take(fold), np.flatnonzero(np.isin(train.rows.subject, fold))
         for part, hazards in hazards_of_each(parts, of_fold):

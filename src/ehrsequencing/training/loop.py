@@ -25,7 +25,7 @@ from ehrsequencing.batches.device import on_device
 from ehrsequencing.batches.loader import Step, SubjectLoader
 from ehrsequencing.config import TrainingConfig
 from ehrsequencing.core.arrays import Ints
-from ehrsequencing.core.signals import Stop, give_back_freed_memory, keep_freed_memory
+from ehrsequencing.core.signals import Stop, keep_freed_memory
 from ehrsequencing.training.masked_codes import CLIP_NORM, BesideHazards
 from ehrsequencing.training.processes import ALONE, Losses, Processes, autocast
 from ehrsequencing.training.run_folder import (
@@ -158,7 +158,6 @@ class Training:
             EhrseqError: A loss is not finite, or the checkpoint is damaged.
             Stopped: A signal has come; a checkpoint was saved.
         """
-        give_back_freed_memory()
         keep_freed_memory()  # steps ask for the same blocks again and again
         settings, objective, word = self.settings, self.objective, self.objective.word
         state = self._start(checkpoints, resume=resume)
