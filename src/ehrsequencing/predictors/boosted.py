@@ -150,7 +150,7 @@ def _streamed() -> Any:
     """A class of rows that LightGBM reads some at a time."""
 
     class Streamed(_lightgbm().Sequence):  # type: ignore[misc]
-        batch_size = 4096
+        batch_size = 1024
 
         def __init__(self, design: PeriodBins, seen: Ints) -> None:
             self.design, self.seen = design, seen
