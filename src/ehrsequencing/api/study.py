@@ -21,7 +21,6 @@ from ehrsequencing.core.outputs import (
     refuse_existing,
     remove_existing,
 )
-from ehrsequencing.core.signals import keep_freed_memory
 from ehrsequencing.evaluation.context import evaluation_made_of, read_tripod
 from ehrsequencing.evaluation.results import read_result
 from ehrsequencing.prediction.run import saved_audit
@@ -72,7 +71,6 @@ def run(
         >>> study.evaluation.report.name
         'report.html'
     """
-    keep_freed_memory()
     settings = study_of(study, sections, where="run")
     task_ = one_task(task, settings, where="run")
     store, folder = Path(out) / "prepared", Path(out) / "run"

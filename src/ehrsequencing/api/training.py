@@ -35,7 +35,6 @@ from ehrsequencing.core.outputs import (
     Kind,
     remove_existing,
 )
-from ehrsequencing.core.signals import keep_freed_memory
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training import fit as training
@@ -116,7 +115,6 @@ def fit(
         >>> len(run.history)
         1
     """
-    keep_freed_memory()
     if not isinstance(model, Mapping | Settings | None):
         raise EhrseqError(
             f"expected settings, as in {{'size': 'small'}}, got {type(model).__name__}",

@@ -40,7 +40,6 @@ from ehrsequencing.cli.predict import drift, explain, explore, predict
 from ehrsequencing.cli.serve import export, serve
 from ehrsequencing.cli.train import pretrain, train, update
 from ehrsequencing.core.errors import EhrseqError, refuse_idle
-from ehrsequencing.core.signals import keep_freed_memory
 from ehrsequencing.core.version import __version__
 
 if TYPE_CHECKING:
@@ -80,7 +79,6 @@ def demo(
     seed: Annotated[int, typer.Option(help="Seed of simulation and training")] = 0,
 ) -> None:
     """Simulate records, train on them, evaluate, audit, and write the report."""
-    keep_freed_memory()
     from ehrsequencing.cli.demo import run_demo
 
     run, data = out / "run", out / "data"

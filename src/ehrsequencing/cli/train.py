@@ -16,7 +16,6 @@ from ehrsequencing.cli.options import (
     read_study,
 )
 from ehrsequencing.core.manifest_types import Origin
-from ehrsequencing.core.signals import keep_freed_memory
 
 
 def train(
@@ -40,7 +39,6 @@ def train(
     config: Config = None,
 ) -> None:
     """Fit a model, with early stopping on the tuning split."""
-    keep_freed_memory()
     study = read_study(config, overrides, "train")
     from ehrsequencing.api.training import train as train_run
     from ehrsequencing.config import refuse_changes, refuse_other_task
@@ -138,7 +136,6 @@ def pretrain(
     config: Config = None,
 ) -> None:
     """Fit a model to records without labels; ehrseq train --init starts from it."""
-    keep_freed_memory()
     study = read_study(config, overrides, "pretrain")
     from ehrsequencing.api.training import pretrain as pretrain_model
     from ehrsequencing.config import refuse_changes

@@ -20,7 +20,7 @@ Ints32 = NDArray[np.int32]
 Bools = NDArray[np.bool_]
 Bytes = NDArray[np.uint8]
 
-LARGE_BYTES = 2**24  # from which on a scratch array lies in a file
+LARGE_BYTES = 2**21  # from which on a scratch array lies in a file
 BLOCK_ROWS = 5_000  # rows that are worked on at once: no other array grows with their number
 
 
@@ -122,7 +122,7 @@ class ArrayWriter:
         self._file.close()
 
 
-def scratch(*shape: int) -> Floats:
+def scratch(*shape: int, dtype: DTypeLike = np.float64) -> NDArray[Any]:
     """An array of NaN, in memory where it is small, else in a file without a name.
 
     The system keeps as much of such a file in memory as there is room for, and writes the rest to the disk of `TMPDIR`.
@@ -132,16 +132,16 @@ def scratch(*shape: int) -> Floats:
     >>> scratch(2, 3).shape
     (2, 3)
     """
-    size = 8 * int(np.prod(shape, dtype=np.int64))
+    size = np.dtype(dtype).itemsize * int(np.prod(shape, dtype=np.int64))
     if size < LARGE_BYTES or not hasattr(os, "posix_fallocate"):
-        return np.full(shape, np.nan)
+        return np.full(shape, np.nan, dtype)
     try:
         with TemporaryFile(prefix="ehrseq-") as file:
             # reserves the space: a disk that is full later would kill the process
             os.posix_fallocate(file.fileno(), 0, size)
-            out: Floats = np.asarray(np.memmap(file, dtype=np.float64, mode="r+", shape=shape))
+            out = np.asarray(np.memmap(file, dtype=dtype, mode="r+", shape=shape))
     except OSError:
-        return np.full(shape, np.nan)
+        return np.full(shape, np.nan, dtype)
     for some in row_blocks(len(out)):
         out[some] = np.nan
     return out

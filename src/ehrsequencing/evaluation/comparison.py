@@ -104,10 +104,13 @@ class Comparison:
             slice(0, int(np.searchsorted(self.horizons_days, horizon_days)) + 1),
         )
 
-    def at_end(self) -> "Comparison":
-        """The same rows with the risks by the last day alone."""
-        last = len(self.horizons_days) - 1
-        return self._part(np.ones(len(self), dtype=bool), slice(last, last + 1))
+    def alone(self, *models: str) -> "Comparison":
+        """The same rows with the risks of some models."""
+        return replace(
+            self,
+            risk={name: self.risk[name] for name in models},
+            expected={name: own for name, own in self.expected.items() if name in models},
+        )
 
     def _part(self, inside: Bools, horizons: slice) -> "Comparison":
         part = self if inside.all() else self.among(inside)
@@ -143,7 +146,7 @@ class Comparison:
         landmark = self.landmark_days
         where = "" if landmark is None else f", predicted {format_days(landmark)} after the index"
         out, few, short = [], list[str](), list[str]()
-        for part in self.parts():
+        for part in self.alone(model).parts():
             names = [format_days(float(horizon)) for horizon in part.horizons_days]
             few += [name for name, lacks in zip(names, part.too_few()[0], strict=True) if lacks]
             if self.potential_days is not None:
@@ -175,7 +178,7 @@ class Comparison:
         model = next(iter(self.risk))
         smallest = [
             part.scored(model).smallest_g[0] if len(part) else np.ones(len(part.horizons_days))
-            for part in self.parts()
+            for part in self.alone(model).parts()
         ]
         return np.concatenate(smallest).astype(np.float64)
 

@@ -130,7 +130,7 @@ def metric_estimates(
 
     Those that have no interval are not resampled.
     """
-    estimates: dict[str, Estimate] = {}
+    estimates, scope = dict[str, Estimate](), scope.alone(model)
     for interval, of_every_row in itertools.product((True, False), repeat=2):
         some = [
             metric
@@ -284,18 +284,16 @@ def over_time_rows(
     out: list[MetricRow[int]] = []
     for horizon in horizons_days:
         inside = grid.followed(horizon)
-        part, on_knots = (
-            (one if inside.all() else one.among(inside)).until(horizon) for one in (grid, fine)
-        )
-        for model in grid.risk if len(part) else ():
+        for model in grid.risk if inside.any() else ():
+            part = grid.alone(model).until(horizon).among(inside)
             estimates = _integrals(part, model)
             if model in fine.risk:
+                on_knots = fine.alone(model).until(horizon).among(inside)
                 estimates |= _incidence_errors(on_knots, model)
+            at_end = replace(part, horizons_days=part.horizons_days[-1:])
             for name, one in estimates.items():
                 for e, cause in enumerate(causes):
-                    out += long_rows(
-                        part.at_end(), one.of_cause(e), model=model, cause=cause, metric=name
-                    )
+                    out += long_rows(at_end, one.of_cause(e), model=model, cause=cause, metric=name)
     return out
 
 

@@ -27,6 +27,7 @@ from ehrsequencing.core.result_types import (
     SubgroupRow,
     Trajectory,
 )
+from ehrsequencing.core.signals import give_back_freed_memory
 from ehrsequencing.evaluation import population as follow_up, results
 from ehrsequencing.evaluation.cohort_table import cohort_table
 from ehrsequencing.evaluation.comparison import (
@@ -298,7 +299,9 @@ class Evaluation:
         comparisons = list(self.comparisons(risks, self.horizons))
         main = main_place(comparisons, self.ours, self.task.main_horizon)
         metrics, differences = self._metrics(risks, comparisons, progress)
+        give_back_freed_memory()
         smooth, indices, decision = self._curves(comparisons, progress)
+        give_back_freed_memory()
         progress("subgroups, checks, codes that move the risk")
         self.warnings += self.context.warnings(comparisons)
         causes, strongest = self.task.causes, self._strongest
@@ -344,7 +347,7 @@ class Evaluation:
         smooth: list[SmoothRow[int]] = []
         indices: Rows = []
         decision: list[DecisionRow[int]] = []
-        parts = [part for one in comparisons for part in one.parts() if len(part)]
+        parts = [part for one in comparisons for part in one.alone(*models).parts() if len(part)]
         for number, part in enumerate(parts, start=1):
             progress(f"calibration, decision curves, {number} of {len(parts)}")
             drawn, metrics = smooth_rows(part, causes, models=models, seed=self.settings.seed)

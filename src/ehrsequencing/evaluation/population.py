@@ -296,7 +296,7 @@ def at_risk(scope: Comparison, causes: Sequence[str]) -> AtRisk[int]:
 
     `evaluated` are the subjects who could be followed until the horizon, and `events` those of them with each event.
     """
-    parts = scope.parts()
+    parts = scope.alone(next(iter(scope.risk))).parts()
     events = np.concatenate([part.subjects_with_event() for part in parts], axis=1).tolist()
     return {
         "landmark_days": scope.landmark_days,

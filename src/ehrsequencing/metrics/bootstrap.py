@@ -202,7 +202,7 @@ class _World:
         upto = np.cumsum(risk, axis=1)
         upto /= np.maximum(upto[:, -1:], 1.0)
         drawn = rng.random((n_block, n))
-        cause = (drawn[:, :, None] >= upto).sum(axis=2) + 1
+        cause = (drawn[:, :, None] >= upto).sum(axis=2, dtype=np.int8) + np.int8(1)
         after = len(self.grid_days)  # index of "later than anything here"
         event_at = np.full((n_block, n), after)
         moment = rng.random((n_block, n))
@@ -213,6 +213,7 @@ class _World:
         seen = event_at <= censored_at  # at one instant the event comes first
         seen_at = np.minimum(event_at, censored_at)
         is_event = seen & (event_at < after)
+        del drawn, moment, event_at, censored_at  # large
         g_before = self._g_before(seen_at, is_event)
         horizon_at = int(np.searchsorted(self.grid_days, self.horizon_days, side="left"))
         days = np.r_[self.grid_days, np.inf][seen_at]

@@ -19,8 +19,7 @@ from ehrsequencing.predictors.boosted import BoostedVisits
 from ehrsequencing.predictors.features import LinearDesign
 from ehrsequencing.predictors.history import FeatureSpec
 from ehrsequencing.predictors.landmark_cox import CoxHazards
-from ehrsequencing.predictors.of_history import hazards_of_each
-from ehrsequencing.predictors.predictor import Known, Predictor, in_parts
+from ehrsequencing.predictors.predictor import Known, Predictor, hazards_of_each, in_parts
 from ehrsequencing.predictors.trees import Trees
 from ehrsequencing.predictors.weights import BlendWeights, blended_hazards
 from ehrsequencing.records.timelines import TaskRecords

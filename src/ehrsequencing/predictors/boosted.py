@@ -10,6 +10,7 @@ import numpy as np
 
 from ehrsequencing.core.arrays import Bools, Bytes, Floats, Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.signals import give_back_freed_memory
 from ehrsequencing.predictors.features import MOST_BINS, UNKNOWN, before_pairs, binned
 from ehrsequencing.predictors.fitting_data import FittingData, kind_of
 from ehrsequencing.predictors.history import FeatureSpec
@@ -92,8 +93,8 @@ class PeriodBins:
     """Bins of features and the part of time of P periods (P, used + 1): a matrix of which some rows at a time exist.
 
     Args:
-        bins: (r, used) of the prediction times.
-        row: (P,) prediction time of each period.
+        bins: (·, used) of prediction times.
+        row: (P,) which of them each period is of.
         part: (P,) part of time.
     """
 
@@ -106,8 +107,7 @@ class PeriodBins:
 
     def __getitem__(self, some: slice | Ints) -> Bytes:
         """(p, used + 1) of some periods."""
-        part = self.part[some].astype(np.uint8)[:, None]
-        return np.concatenate([self.bins[self.row[some]], part], axis=1)
+        return np.column_stack([self.bins[self.row[some]], self.part[some].astype(np.uint8)])
 
     def numbers(self, some: slice | Ints, seen: Ints) -> Floats32:
         """(p, seen) some columns of some periods; NaN = not known."""
@@ -131,8 +131,9 @@ class PeriodBins:
         lightgbm = _lightgbm()
 
         def of(data: Any, rows: int, reference: Any) -> Any:
-            made = lightgbm.Dataset(data, np.zeros(rows), params=settings, reference=reference)
-            return made.construct()
+            return lightgbm.Dataset(
+                data, np.zeros(rows), params=settings, reference=reference
+            ).construct()
 
         most = max(1, MOST_SAMPLED // len(seen))
         if len(self) <= most:
@@ -140,6 +141,7 @@ class PeriodBins:
         if reference is None:
             some = np.linspace(0, len(self) - 1, most).astype(np.int64)
             reference = of(self.numbers(some, seen), most, None)
+            give_back_freed_memory()  # of the sample, some thousand small blocks
         return of(_streamed()(self, seen), len(self), reference)
 
 
@@ -148,7 +150,7 @@ def _streamed() -> Any:
     """A class of rows that LightGBM reads some at a time."""
 
     class Streamed(_lightgbm().Sequence):  # type: ignore[misc]
-        batch_size = 4096
+        batch_size = 1024
 
         def __init__(self, design: PeriodBins, seen: Ints) -> None:
             self.design, self.seen = design, seen
@@ -289,7 +291,7 @@ class BoostedVisits(OfHistory):
         Args:
             data: What to fit; its seed is that of the boosting.
         """
-        features, bins = data.features, len(data.edges_days) + 1
+        features, tuning, bins = data.features, data.tuning.rows, len(data.edges_days) + 1
         part_of: Ints = np.arange(bins) * min(TIME_PARTS, bins) // bins
         cohort = data.cohort_hazards()
         base = np.stack([cohort, cohort])  # until the trees are there
@@ -298,11 +300,10 @@ class BoostedVisits(OfHistory):
         )
         periods, watched = (
             made.periods(data.train.rows, features.rows, cohort),
-            made.periods(data.tuning.rows, features.tuning_rows, cohort),
+            made.periods(tuning, features.tuning_rows, cohort),
         )
-        design = PeriodBins(features.bins, periods.row, periods.part)
+        design = PeriodBins(features.bins, features.place[periods.row], periods.part)
         watched_design = PeriodBins(features.tuning_bins, watched.row, watched.part)
-        tuning = data.tuning.rows
         for e in range(made.n_causes):
             event, watched_event = periods.cause == e + 1, watched.cause == e + 1
             if not event.any():
@@ -316,8 +317,9 @@ class BoostedVisits(OfHistory):
                     people=len(np.unique(tuning.subject[tuning.cause == e + 1])),
                 )
             )
+        del design, watched_design  # with LightGBM's copies
         made.base = cohort * data.level(
-            features.rows, lambda part: cohort * made._factor(features.bins[part])
+            features.rows, lambda part: cohort * made._factor(features.bins[features.place[part]])
         )
         return made
 

@@ -119,7 +119,12 @@ def information(z: Floats, beta: Floats, sets: CoxRiskSets) -> Floats32:
     expected = theta * np.where(last > start, cumulative[last] - cumulative[start], 0.0)
     events = np.add.reduceat(sets.events, first)
     means = ((expected @ z) / np.sqrt(events)[:, None]).astype(np.float32)
-    of_rows = (z * np.sqrt(expected.sum(axis=0))[:, None]).astype(np.float32)
+    of_rows = np.multiply(
+        z,
+        np.sqrt(expected.sum(axis=0))[:, None],
+        out=np.empty(z.shape, np.float32),
+        casting="same_kind",
+    )
     return of_rows.T @ of_rows - means.T @ means
 
 

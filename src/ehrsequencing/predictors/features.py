@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from ehrsequencing.core.arrays import Bytes, Floats, Floats32, Ints, row_blocks
+from ehrsequencing.core.arrays import Bytes, Floats, Floats32, Ints, row_blocks, scratch
 from ehrsequencing.predictors.history import (
     AGE_KNOTS_YEARS,
     OF_CODE,
@@ -46,7 +46,8 @@ class Features:
         cuts: Where each is cut into bins; a feature without a cut is not used by trees.
         design: Features → covariates of a linear model.
         rows: (r,) training rows, all or a draw.
-        bins: (r, used) number of the bin of each cut feature, or `UNKNOWN`.
+        place: (r,) where each of them stands among `bins`.
+        bins: (·, used) number of the bin of each cut feature, or `UNKNOWN`.
         linear: (l,) places among these rows of those that have covariates.
         x: (l, D) their covariates.
         tuning_rows: (t,) tuning rows, all or a draw.
@@ -58,6 +59,7 @@ class Features:
     cuts: list[Floats]
     design: LinearDesign
     rows: Ints
+    place: Ints
     bins: Bytes
     linear: Ints
     x: Floats
@@ -110,6 +112,7 @@ class Features:
             cuts,
             design,
             rows,
+            np.arange(len(rows)),
             bins,
             linear,
             design(of_linear),
@@ -119,7 +122,10 @@ class Features:
         )
 
     def without(self, train: TaskRecords, subjects: Ints) -> Features:
-        """Those of a split without some subjects, its rows numbered as `train.take(others)` numbers them."""
+        """Those of a split without some subjects, its rows numbered as `train.take(others)` numbers them.
+
+        Bins are shared.
+        """
         is_kept = ~np.isin(train.rows.subject, subjects)
         place = np.cumsum(is_kept) - 1
         kept = is_kept[self.rows]
@@ -127,7 +133,7 @@ class Features:
         return replace(
             self,
             rows=place[self.rows[kept]],
-            bins=self.bins[kept],
+            place=self.place[kept],
             linear=(np.cumsum(kept) - 1)[self.linear[has_x]],
             x=self.x[has_x],
         )
@@ -195,13 +201,20 @@ class LinearDesign:
     def __call__(self, features: Floats32) -> Floats:
         """(r, F) history features → (r, D) finite covariates."""
         names = [self.columns.names[column] for column in self.used.tolist()]
-        used = _logarithms(features[:, self.used], names)
-        np.copyto(used, self.fill, where=np.isnan(used))
-        np.clip(used, self.low, self.high, out=used)
-        parts = [used, np.isnan(features[:, self.marked]).astype(np.float64)]
-        if 0 in self.used:  # age is the first of all features, and so of those used
-            parts.append(np.maximum(used[:, :1] - np.array(AGE_KNOTS_YEARS), 0.0))
-        return np.concatenate(parts, axis=1)
+        # age is the first of all features, and so of those used
+        knots = np.array(AGE_KNOTS_YEARS if 0 in self.used else ())
+        out = scratch(len(features), len(self.used) + len(self.marked) + len(knots))
+        for some in row_blocks(len(features)):
+            used = _logarithms(features[some, self.used], names)
+            used = np.clip(np.where(np.isnan(used), self.fill, used), self.low, self.high)
+            out[some] = np.hstack(
+                [
+                    used,
+                    np.isnan(features[some, self.marked]),
+                    np.maximum(used[:, :1] - knots, 0.0),
+                ]
+            )
+        return out
 
 
 def _logarithms(features: Floats | Floats32, names: Sequence[str]) -> Floats:

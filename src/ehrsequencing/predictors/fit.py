@@ -19,8 +19,7 @@ from ehrsequencing.predictors.boosted import BoostedVisits
 from ehrsequencing.predictors.fitting_data import FittingData, kind_of
 from ehrsequencing.predictors.history import AGE_KNOTS_YEARS, has_static
 from ehrsequencing.predictors.landmark_cox import LandmarkCox
-from ehrsequencing.predictors.of_history import hazards_of_each
-from ehrsequencing.predictors.predictor import Predictor, in_parts
+from ehrsequencing.predictors.predictor import Predictor, hazards_of_each, in_parts
 from ehrsequencing.predictors.recalibration import MOST_ROWS, fit_recalibration
 from ehrsequencing.predictors.stack import fit_stack
 from ehrsequencing.records.events import DAY_US
@@ -57,10 +56,15 @@ class MarginalIncidence(Predictor):
                 self.incidences.append(
                     aalen_johansen(duration, cause.astype(np.int64), n_causes=self.n_causes)
                 )
-                hazards = cohort_hazards(
-                    self.edges_days, rows.entry_days[at], duration, cause, n_causes=self.n_causes
+                self.landmark_hazards.append(
+                    cohort_hazards(
+                        self.edges_days,
+                        rows.entry_days[at],
+                        duration,
+                        cause,
+                        n_causes=self.n_causes,
+                    )
                 )
-                self.landmark_hazards.append(hazards)
 
     def _nearest(self, records: TaskRecords) -> Ints:
         """(R,) number of the landmark of each row."""
@@ -224,8 +228,7 @@ def _last_step(hazards: Floats, data: FittingData) -> tuple[Floats, Floats] | No
 
 def at_landmarks(rows: TaskRows, task: TaskConfig) -> Bools:
     """(R,) whether a row stands at one of the task's landmarks."""
-    at_landmark = [rows.at_landmark(days) for days in task.landmarks]
-    return np.asarray(np.any(at_landmark, axis=0))
+    return np.asarray(np.any([rows.at_landmark(days) for days in task.landmarks], axis=0))
 
 
 def landmark_nll(model: Predictor, tuning: TaskRecords, task: TaskConfig) -> float:
@@ -281,8 +284,7 @@ def fit_baselines(
     models: list[Predictor] = []
     known, tuning = dict(known or {}), data.tuning.rows
     at = at_landmarks(tuning, data.task)
-    decide = at & (tuning.cause == 1)
-    people = len(np.unique(tuning.subject[decide]))
+    people = len(np.unique(tuning.subject[at & (tuning.cause == 1)]))
     for number, (name, fit) in enumerate(BASELINES.items(), start=1):
         progress(f"{name}, {number} of {len(BASELINES)}")
         models.append(known[name] if name in known else fit(data))

@@ -2,12 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 
 from ehrsequencing.config import TaskConfig
-from ehrsequencing.core.arrays import Floats, Ints, row_blocks
+from ehrsequencing.core.arrays import Floats, Ints, offsets, row_blocks
 from ehrsequencing.predictors.features import Features
 from ehrsequencing.predictors.history import has_people
 from ehrsequencing.records.hazards import cohort_hazards, event_bin, exposure
@@ -45,20 +44,23 @@ class FittingData:
     recalibration: float = 0.0
     made: Features | None = None
 
-    @cached_property
+    @property
     def features(self) -> Features:
-        """What trees and Cox are fitted to."""
-        if self.made is not None:
-            return self.made
-        return Features.fit(
+        """What trees and Cox are fitted to; made anew each time, unless they are `made`."""
+        return self.made or Features.fit(
             self.train, self.tuning, self.vocabulary, draw=self.draw, enough=self.enough
         )
 
     def without(self, subjects: Ints) -> "FittingData":
-        """The same without some training subjects, with the features of all."""
-        others = np.setdiff1d(np.arange(len(self.train.timelines)), subjects)
-        made = self.features.without(self.train, subjects)
-        return replace(self, train=self.train.take(others), made=made)
+        """The same without the prediction times of some training subjects, with the features of all."""
+        rows = self.train.rows
+        others = np.flatnonzero(~np.isin(rows.subject, subjects))
+        left = rows.select(others, offsets(rows.subject[others], len(rows.row_offsets) - 1))
+        return replace(
+            self,
+            train=replace(self.train, rows=left),
+            made=self.features.without(self.train, subjects),
+        )
 
     def draw(self, rows: Ints, most: int) -> Ints:
         """Some row numbers, sorted: all of them, or `most` drawn at random."""

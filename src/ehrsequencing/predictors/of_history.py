@@ -1,7 +1,7 @@
 """Predictors that know a record by its history features alone, which they share."""
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -41,15 +41,3 @@ class OfHistory(Predictor):
         if self.columns not in known.history:
             known.history[self.columns] = self.history(part)
         return self.of_history(known.history[self.columns], part.rows)
-
-
-def hazards_of_each(
-    predictors: Sequence[Predictor], records: TaskRecords
-) -> Iterator[tuple[slice, list[Floats]]]:
-    """Some rows at a time, and the hazards (r, causes, bins) per day of each predictor there.
-
-    Features that several look at are made once.
-    """
-    for rows, part in in_parts(records):
-        known = Known()
-        yield rows, [one.of_part(part, known) for one in predictors]

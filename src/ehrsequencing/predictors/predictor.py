@@ -19,6 +19,8 @@ from ehrsequencing.records.timelines import TaskRecords, TaskRows
 
 __all__ = ["Predictor", "in_parts"]
 
+PART_ROWS = 2_000  # prediction times that are answered at once
+
 
 @dataclass
 class Known:
@@ -205,6 +207,8 @@ def risks_and_likelihoods(
 ) -> tuple[dict[str, Floats], dict[str, Floats]]:
     """`risk` (R, E, H) of each of some predictors, and `nll` (R,) of those that have one; what they share is made once.
 
+    Risks are in float32's precision anyway, and most of these arrays are in float32.
+
     Args:
         predictors: By name.
         records: As of `risk`, with labels.
@@ -213,7 +217,7 @@ def risks_and_likelihoods(
     """
     shared = {name: one for name, one in predictors.items() if one.by_hazards}
     risks = {
-        name: scratch(len(records), one.n_causes, len(horizons_days))
+        name: scratch(len(records), one.n_causes, len(horizons_days), dtype=np.float32)
         if name in shared
         else one.risk(records, horizons_days, start_days=start_days)
         for name, one in predictors.items()
@@ -223,20 +227,30 @@ def risks_and_likelihoods(
         for name, one in predictors.items()
         if one.has_hazards
     }
-    for rows, part in in_parts(records):
-        known = Known()
-        for name, one in shared.items():
-            hazards = one.of_part(part, known)
+    for rows, each in hazards_of_each([*shared.values()], records):
+        for (name, one), hazards in zip(shared.items(), each, strict=True):
             risks[name][rows] = one._incidence(hazards, horizons_days, start_days)
             nll[name][rows] = one.nll_of_hazards(hazards, records.rows, rows)
     return risks, nll
 
 
+def hazards_of_each(
+    predictors: Sequence[Predictor], records: TaskRecords
+) -> Iterator[tuple[slice, list[Floats]]]:
+    """Some rows at a time, and the hazards (r, causes, bins) per day of each predictor there.
+
+    Features that several look at are made once.
+    """
+    for rows, part in in_parts(records):
+        known = Known()
+        yield rows, [one.of_part(part, known) for one in predictors]
+
+
 def in_parts(records: TaskRecords) -> Iterator[tuple[slice, TaskRecords]]:
-    """Consecutive subjects with at most `arrays.BLOCK_ROWS` prediction times, or one subject, and their rows."""
-    bounds, start = records.rows.row_offsets, 0
+    """Consecutive subjects with at most `PART_ROWS` prediction times, or one subject, and their rows."""
+    bounds, start, most = records.rows.row_offsets, 0, min(PART_ROWS, arrays.BLOCK_ROWS)
     while start < len(bounds) - 1:
-        stop = int(np.searchsorted(bounds, bounds[start] + arrays.BLOCK_ROWS, side="right")) - 1
+        stop = int(np.searchsorted(bounds, bounds[start] + most, side="right")) - 1
         stop = min(max(stop, start + 1), len(bounds) - 1)
         if bounds[stop] > bounds[start]:
             yield slice(int(bounds[start]), int(bounds[stop])), records.take(slice(start, stop))

@@ -5,18 +5,18 @@ A network that learns from their mean as well as from the events finds what the 
 outcome never reaches the network through them; the same out-of-fold answers give the weights of the two.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ehrsequencing.core.arrays import Floats32, Ints
+from ehrsequencing.core.signals import give_back_freed_memory
 from ehrsequencing.predictors.blend import STACKED, Blend
 from ehrsequencing.predictors.boosted import BoostedVisits
 from ehrsequencing.predictors.fitting_data import FittingData
 from ehrsequencing.predictors.landmark_cox import LandmarkCox
-from ehrsequencing.predictors.of_history import hazards_of_each
-from ehrsequencing.predictors.predictor import Predictor
+from ehrsequencing.predictors.predictor import Predictor, hazards_of_each
 from ehrsequencing.predictors.weights import BlendRows, fit_weights, points_at
 from ehrsequencing.records.timelines import TaskRecords
 
@@ -54,10 +54,10 @@ def fit_stack(
     train, edges = data.train, data.edges_days
     mean = np.full((len(train), len(data.task.causes), len(edges) + 1), np.nan, dtype=np.float32)
     out_of_fold: list[BlendRows] = []
-    counts = np.diff(train.rows.row_offsets)
-    for number, fold in enumerate(folds_of(counts, folds=FOLDS, seed=data.seed)):
-        progress(number, FOLDS + 1)
-        parts = _fit(data.without(fold))
+    folds = folds_of(np.diff(train.rows.row_offsets), folds=FOLDS, seed=data.seed)
+    *models, of_all = _fits(data, folds, progress)
+    give_back_freed_memory()
+    for parts, fold in zip(models, folds, strict=True):
         of_fold, rows = train.take(fold), np.flatnonzero(np.isin(train.rows.subject, fold))
         for part, hazards in hazards_of_each(parts, of_fold):
             mean[rows[part]] = np.mean(hazards, axis=0)
@@ -65,13 +65,31 @@ def fit_stack(
         out_of_fold += blend_rows(
             parts, of_fold if len(some) == len(fold) else train.take(some), some
         )
-    progress(FOLDS, FOLDS + 1)
     weights = fit_weights(BlendRows.joined(out_of_fold), n_causes=len(data.task.causes))
-    return Stack(Blend(_fit(data), weights, name=STACKED), mean)
+    return Stack(Blend(of_all, weights, name=STACKED), mean)
 
 
-def _fit(data: FittingData) -> list[Predictor]:
-    return [BoostedVisits.fit(data), LandmarkCox(data)]
+def _fits(
+    data: FittingData, folds: Sequence[Ints], progress: Callable[[int, int], None]
+) -> list[list[Predictor]]:
+    """Trees and Cox without each fold, then of all. Cox comes first: trees need the memory of its covariates."""
+
+    def each(data: FittingData, done: int) -> Iterator[FittingData]:
+        for number in range(len(folds) + 1):
+            give_back_freed_memory()  # what the fit before was made of
+            progress(done + number, 2 * len(folds) + 2)
+            yield data.without(folds[number]) if number < len(folds) else data
+
+    data = replace(data, made=data.features)
+    cox = list(map(LandmarkCox, each(data, 0)))  # `map` keeps no data
+    data = replace(
+        data,
+        made=replace(
+            data.features, linear=np.arange(0), x=np.zeros((0, 0)), tuning_x=np.zeros((0, 0))
+        ),
+    )
+    trees = map(BoostedVisits.fit, each(data, len(cox)))
+    return [[*both] for both in zip(trees, cox, strict=True)]
 
 
 def sampled(records: TaskRecords) -> TaskRecords:

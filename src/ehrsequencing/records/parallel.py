@@ -20,7 +20,6 @@ import pyarrow.parquet as pq
 from joblib.externals.loky.process_executor import BrokenProcessPool
 
 from ehrsequencing.core.errors import EhrseqError, install
-from ehrsequencing.core.signals import keep_freed_memory
 
 PROCESSES = "processes"
 _ROWS_PER_PROCESS = 10_000_000  # with fewer, a process costs more than it saves (docs/scale.md)
@@ -129,7 +128,6 @@ def _call(work: Any, method: str, item: tuple[Any, ...]) -> Any:
     global _last
     pa.set_cpu_count(1)  # the processes share the cores already
     if _last is None or _last.key != work.key:
-        keep_freed_memory()
         _last = work
     if not work.folder.is_dir():
         raise EhrseqError(

@@ -97,11 +97,10 @@ def fit(
 
 def _stack(plan: Plan, say: Say) -> Stack:
     """Trees and Cox, as parts of the answer or for the network to learn from."""
-
-    def show(done: int, of: int) -> None:
-        say(f"fitting trees and Cox, {done + 1} of {of}")
-
-    return fit_stack(plan.fitting_data(), progress=show)
+    return fit_stack(
+        plan.fitting_data(),
+        progress=lambda done, of: say(f"fitting trees and Cox, {done + 1} of {of}"),
+    )
 
 
 def _network(

@@ -111,7 +111,7 @@ class HazardsObjective:
         device = next(model.parameters()).device
         total, count = 0.0, 0.0
         mine = processes.share(self.tuning.subjects)
-        steps = self.tuning.in_order(visit_budget=4 * self.settings.visit_budget, subjects=mine)
+        steps = self.tuning.in_order(visit_budget=self.settings.visit_budget, subjects=mine)
         with torch.no_grad(), autocast(device, self.settings.precision):
             for step in on_device(steps, device):
                 if loss is None:

@@ -26,7 +26,7 @@ from ehrsequencing.batches.loader import Step, SubjectLoader
 from ehrsequencing.config import TrainingConfig
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.result_types import EpochRow
-from ehrsequencing.core.signals import Stop
+from ehrsequencing.core.signals import Stop, keep_freed_memory
 from ehrsequencing.training.masked_codes import CLIP_NORM, BesideHazards
 from ehrsequencing.training.processes import ALONE, Losses, Processes, autocast
 from ehrsequencing.training.run_folder import (
@@ -159,6 +159,7 @@ class Training:
             EhrseqError: A loss is not finite, or the checkpoint is damaged.
             Stopped: A signal has come; a checkpoint was saved.
         """
+        keep_freed_memory()  # steps ask for the same blocks again and again
         settings, objective, word = self.settings, self.objective, self.objective.word
         state = self._start(checkpoints, resume=resume)
         self.processes.totals(0.0)  # all have read the checkpoint before process 0 writes another

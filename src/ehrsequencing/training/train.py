@@ -162,7 +162,7 @@ class Trainer:
             model,
             self.tuning,
             prior_sd=self.settings.recalibration,
-            visit_budget=4 * self.settings.visit_budget,
+            visit_budget=self.settings.visit_budget,
             device=self.training.device,
         )
         nll = self.objective.tuning_nll(model)
