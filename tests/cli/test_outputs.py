@@ -210,6 +210,8 @@ def test_a_run_lists_its_own_files_and_keeps_those_of_others(sim_run: Path, tmp_
         "config.yaml",
         "history.jsonl",
         "model.safetensors",
+        "people.json",
+        "reference.json",
         "vocabulary.json",
         "vocabulary.safetensors",
     }

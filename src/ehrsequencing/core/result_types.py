@@ -336,9 +336,8 @@ class Audit(TypedDict, Generic[N]):
 SharedAudit = Audit[int | str]
 
 
-EpochRow = dict[
-    str, float
-]  # of a training: `epoch`, `train_nll`, `tuning_nll`, `best`, `seconds` …
+#: Of a training: `epoch`, `train_nll`, `tuning_nll`, `best`, `seconds` …; in a result `steps` may be hidden.
+EpochRow = dict[str, Any]
 
 
 class Training(TypedDict):

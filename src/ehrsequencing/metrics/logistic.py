@@ -10,8 +10,9 @@ MOST_STEPS = 50  # of Newton's method
 FLAT = 1e-9  # a likelihood of less curvature, for each unit of weight, has no maximum
 #: Leaves an error of some 1e-6 in a slope whose interval is a thousand times as wide.
 RESAMPLE_TOLERANCE = 1e-3
-#: Steps on the series of a likelihood, and how far a linear predictor may move on it; errors are as small there.
-SERIES_STEPS, SERIES_REACH = 4, 0.5
+#: Steps on the series of a likelihood, how far a linear predictor may move on it, so that errors are as small there,
+#: and from how many rows on it pays.
+SERIES_STEPS, SERIES_REACH, SERIES_ROWS = 4, 0.3, 1000
 
 
 def expit(x: Floats) -> Floats:
@@ -98,7 +99,7 @@ def fit_resamples(
         return fit_logistic(design, outcome, weights, offset=offset)
     start = fit_logistic(design, outcome, weights.mean(axis=0, keepdims=True), offset=offset)[0]
     beta, far = np.empty((len(weights), len(start))), np.ones(len(weights), dtype=bool)
-    if np.isfinite(start).all():
+    if len(design) >= SERIES_ROWS and np.isfinite(start).all():
         moved = _near(design, outcome, expit(design @ start + offset), weights)
         beta, far = start + moved, np.isnan(moved[:, 0])
     tolerance = RESAMPLE_TOLERANCE
