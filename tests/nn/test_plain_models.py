@@ -4,6 +4,7 @@ import ast
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -228,7 +229,7 @@ def test_a_configuration_or_a_batch_is_answered_by_the_class_that_takes_it(name:
 def test_an_impossible_size_is_a_value_error(name: str, argument: str) -> None:
     """Zero says none of dropout, and of places within a visit."""
     of_plain, sound = getattr(nn, name), SOUND[name]
-    of_plain(**sound)
+    of_plain(**{one: np.array(value)[()] for one, value in sound.items()})  # NumPy's numbers are numbers
     for wrong in (-1, 0, math.nan, "8", [8]):
         if wrong != 0 or argument not in ("dropout", "max_codes_per_visit"):
             with pytest.raises(ValueError, match=r"must be|takes numbers"):

@@ -126,9 +126,8 @@ class Work:
 
     def tick(self, done: int, total: int, text: str = "") -> None:
         """Say how many pieces are done of how many, and what comes next; a total of 0 is unknown."""
-        if (
-            total and not self.total
-        ):  # what came before, as trees before a network, says nothing of the pieces
+        # what came before, as trees before a network, says nothing of the pieces
+        if total and not self.total:
             self._first = time.monotonic(), done
         self.done, self.total, self.text = done, total, plain(text or self.text)
         if self._bar is not None:

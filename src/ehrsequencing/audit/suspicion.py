@@ -28,9 +28,8 @@ CENTRED_SHARE = 0.5  # of the records: a leak
 FEWEST_NUMBERS, FEWEST_RECORDS = 4, 10
 TELLING_AUC = 0.98
 AHEAD_AUC, LEAD = 0.85, 0.1  # of a kind of input, and its lead over all others: a warning
-SURE_ODDS = (
-    10.0  # of the event, by an input at the first prediction time: a warning, if it is surely more
-)
+#: Of the event, by an input at the first prediction time: a warning, if it is surely more.
+SURE_ODDS = 10.0
 CUTS = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9)  # quantiles at which an input is divided into high and low
 ALSO_AUC = 0.9  # of other codes, which may say the same: left out with the telling one
 HIGH_STATIC_AUC, SURE_STATIC_AUC = (
@@ -112,12 +111,10 @@ def telling_token(data: AuditData) -> Finding:
         if len(far) and len(able):
             suspects |= {*known.tokens[far].tolist()}
             top = int(odds.argmax())
-            warned, decided = (
-                (
-                    f"{known.shown(data, [top])}, as it is known at the first prediction time, changes the odds of "
-                    f"{outcome} at least {odds[top]:.0f}-fold"
-                ),
-                (round(float(odds[top]), 1), SURE_ODDS),
+            decided = round(float(odds[top]), 1), SURE_ODDS
+            warned = (
+                f"{known.shown(data, [top])}, as it is known at the first prediction time, changes the odds of "
+                f"{outcome} at least {odds[top]:.0f}-fold"
             )
     last = np.where(known.kind == "count", known.features[1] > 0, known.features[1])
     for moment, features in {"first": known.features[0], "last": last}.items():
@@ -242,10 +239,8 @@ def static_codes(data: AuditData) -> Finding:
     """The AUC of all codes without a time together, by a ridge Cox model of other people (out of fold)."""
     questions = []
     for number, name in enumerate(data.task.causes, start=1):
-        said, people = (
-            f"the codes without a time together predict {name}",
-            _with_and_without(data, number),
-        )
+        said = f"the codes without a time together predict {name}"
+        people = _with_and_without(data, number)
         questions.append((said, data.known.frequent("static"), *people, HIGH_STATIC_AUC))
     return _together(
         data,

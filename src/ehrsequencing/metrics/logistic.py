@@ -129,9 +129,8 @@ def _near(design: Floats, outcome: Floats, mean: Floats, weights: Floats) -> Flo
     slopes = (outcome - mean, -q, -q * r, -q * (1.0 - 6.0 * q), -q * r * (1.0 - 12.0 * q))
     n, columns = design.shape
     tensors = []
-    for order, slope in enumerate(
-        slopes, start=1
-    ):  # of equal products, as of columns 0, 1 and 1, 0, one is made
+    # of equal products, as of columns 0, 1 and 1, 0, one is made
+    for order, slope in enumerate(slopes, start=1):
         place = {of: k for k, of in enumerate(combinations_with_replacement(range(columns), order))}
         products = np.stack([design[:, list(of)].prod(axis=1) for of in place], axis=1)
         every = [place[tuple(sorted(of))] for of in product(range(columns), repeat=order)]

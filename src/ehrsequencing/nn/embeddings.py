@@ -5,6 +5,7 @@ Shapes: B subjects, V visits, C codes a visit, L codes a subject (all padded), d
 
 import math
 from collections.abc import Sequence
+from numbers import Integral, Real
 from typing import Any, Self
 
 import torch
@@ -26,7 +27,7 @@ class Plain(nn.Module):
 
     def __new__(cls, *sizes: object, **named: object) -> Self:
         """Refuse a configuration of the packed engine."""
-        cls._only(int | float | str | nn.Module | None, "numbers", "ModelConfig", sizes, named)
+        cls._only(Real | str | nn.Module | None, "numbers", "ModelConfig", sizes, named)
         return super().__new__(cls)
 
     def __call__(self, *tensors: Any, **named: Any) -> Any:
@@ -45,19 +46,20 @@ class Plain(nn.Module):
                 )
 
 
-def check_sizes(kind: Any = int, **sizes: Any) -> None:
-    """Refuse what is no number above 0; without `float`, what is no whole one."""
+def check_sizes(kind: Any = Integral, **sizes: Any) -> None:
+    """Refuse what is no number above 0; without `Real`, what is no whole one."""
     for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int | kind) or not size > 0:
-            whole = "whole " if kind is int else ""
+        if isinstance(size, bool) or not isinstance(size, kind) or not size > 0:
+            whole = "whole " if kind is Integral else ""
             raise ValueError(f"{name} must be a {whole}number above 0, got {size!r}")
 
 
 def dropout_of(share: object) -> nn.Dropout:
     """The layer that drops a share, from 0 to 1."""
-    if not isinstance(share, int | float) or not 0 <= share <= 1:
+    p = float(share) if isinstance(share, Real) else math.nan
+    if not 0 <= p <= 1:
         raise ValueError(f"dropout must be a number from 0 to 1, got {share!r}")
-    return nn.Dropout(share)
+    return nn.Dropout(p)
 
 
 def check_indexes(x: Tensor, name: str, rows: float = math.inf) -> None:
@@ -151,7 +153,7 @@ class AgeEmbedding(Plain):
     def __init__(self, d: int, age_bin_size: float = 5) -> None:
         super().__init__()
         check_sizes(d=d)
-        check_sizes(float, age_bin_size=age_bin_size)
+        check_sizes(Real, age_bin_size=age_bin_size)
         self.age_bin_size = float(age_bin_size)
         self.table = nn.Embedding(math.ceil(MAX_AGE_YEARS / age_bin_size) + 2, d)
 
@@ -185,7 +187,7 @@ class DeltaTEmbedding(Plain):
     def __init__(self, d: int, bin_days: float | None = None, top_days: float = 365.0) -> None:
         super().__init__()
         check_sizes(d=d)
-        check_sizes(float, bin_days=top_days if bin_days is None else bin_days, top_days=top_days)
+        check_sizes(Real, bin_days=top_days if bin_days is None else bin_days, top_days=top_days)
         self.bin_days, self.top_days = bin_days, top_days
         rows = len(GAP_EDGES_DAYS) if bin_days is None else math.ceil(top_days / bin_days)
         self.table = nn.Embedding(rows + 1, d)

@@ -82,12 +82,7 @@ def _fits(
 
     data = replace(data, made=data.features)
     cox = list(map(LandmarkCox, each(data, 0)))  # `map` keeps no data
-    data = replace(
-        data,
-        made=replace(
-            data.features, linear=np.arange(0), x=np.zeros((0, 0)), tuning_x=np.zeros((0, 0))
-        ),
-    )
+    data = replace(data, made=data.features.without_covariates())
     trees = map(BoostedVisits.fit, each(data, len(cox)))
     return [[*both] for both in zip(trees, cox, strict=True)]
 
