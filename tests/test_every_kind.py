@@ -254,7 +254,7 @@ def test_the_models_on_shared_sets(name: str, real_data: Path, tmp_path: Path) -
         for mode in ("full", "frozen"):
             run = tmp_path / f"{source}_{mode}"
             done("train", prepared, "--init", tmp_path / source, "--out", run, *ALONE[3:], f"transfer.mode={mode}")
-            require_risks(predicted(run, some, tmp_path / "risks.parquet"))
+            require_risks(predicted(run, some, run.with_suffix(".parquet")))
     subject = int(pd.read_parquet(tmp_path / "blend.parquet")["subject_id"].iloc[0])
     for row in ("blend", "no_network"):
         done("evaluate", tmp_path / row, "evaluation.bootstrap=10")
