@@ -23,8 +23,6 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, write_shareable
 from ehrsequencing.core.made_of import made_of
 from ehrsequencing.core.outputs import POOLED, complete_folder, write_manifest
-from ehrsequencing.core.redaction import redact_rows
-from ehrsequencing.core.result_types import Exact
 from ehrsequencing.evaluation.comparison import Comparison, draw_subjects
 from ehrsequencing.evaluation.curves import decision_rows, smooth_rows
 from ehrsequencing.evaluation.estimates import (
@@ -35,10 +33,10 @@ from ehrsequencing.evaluation.estimates import (
     scope_estimates,
 )
 from ehrsequencing.evaluation.evaluate import Evaluation
-from ehrsequencing.evaluation.evaluated import Evaluated
 from ehrsequencing.evaluation.pooling import pool, read_sites
 from ehrsequencing.evaluation.population import Population, RowFinder
 from ehrsequencing.evaluation.results import without_few
+from ehrsequencing.evaluation.rivals import Evaluated
 from ehrsequencing.metrics.censoring import aalen_johansen, checked_outcome
 from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.metrics.plain import whole_causes
@@ -46,6 +44,8 @@ from ehrsequencing.prediction.run import Run, opened
 from ehrsequencing.predictors.predictor import Predictor
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.reporting.pages import render_pooled
+from ehrsequencing.results.redaction import redact_rows
+from ehrsequencing.results.result_types import Exact
 
 _MEANS = ("c", "ipa", "nll")
 _MOST_LINES = 30  # that a comparison prints

@@ -22,11 +22,9 @@ from ehrsequencing.config import (
     validated,
 )
 from ehrsequencing.config.base import visit_encoder
-from ehrsequencing.core.answer_types import PretrainingResults
 from ehrsequencing.core.elsewhere import answering
 from ehrsequencing.core.errors import EhrseqError, refuse_idle
 from ehrsequencing.core.files import refuse_overlap
-from ehrsequencing.core.manifest_types import Origin
 from ehrsequencing.core.outputs import (
     PRETRAINED,
     RUN,
@@ -37,6 +35,7 @@ from ehrsequencing.core.outputs import (
 )
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.results.manifest_types import Origin
 from ehrsequencing.training import fit as training
 from ehrsequencing.training.hazards_objective import LossFunction
 from ehrsequencing.training.loop import Progress, ShowProgress
@@ -315,7 +314,7 @@ def pretrain(
     overwrite: bool = False,
     progress: bool = True,
     **sections: Any,
-) -> PretrainingResults:
+) -> dict[str, Any]:
     """Fit a model to records without labels, with early stopping on the tuning split.
 
     Args:

@@ -32,7 +32,6 @@ from ehrsequencing.core.outputs import (
     refuse_existing,
     write_manifest,
 )
-from ehrsequencing.core.record_types import PeopleRisks, Reference, Rounded
 from ehrsequencing.evaluation.external import External, read_external
 from ehrsequencing.prediction.reference import reference_risks
 from ehrsequencing.prediction.run import UPDATE, add_to_run
@@ -45,6 +44,7 @@ from ehrsequencing.predictors.update import (
     fit_update,
     largest_allowed,
 )
+from ehrsequencing.records.account import PeopleRisks, Reference, Rounded
 from ehrsequencing.records.hazards import exposure, horizon_nll
 from ehrsequencing.records.people import (
     PEOPLE,

@@ -14,7 +14,6 @@ from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.disclosure import count_text
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.manifest_types import CauseRecalibration, Fitted, Origin
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import Ensemble
 from ehrsequencing.predictors.network import VISIT_BUDGET, labelled_log_hazards
@@ -22,6 +21,7 @@ from ehrsequencing.predictors.recalibration import fit_recalibration
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.records.vocabulary_fit import VocabularyFit
+from ehrsequencing.results.manifest_types import CauseRecalibration, Fitted, Origin
 from ehrsequencing.training.pretraining.targets import excluded_targets, names_of
 from ehrsequencing.training.resolve import training_edges
 from ehrsequencing.training.run_folder import subjects_digest
