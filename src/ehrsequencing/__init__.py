@@ -133,10 +133,10 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name in _PACKAGES:
         return import_module(_PACKAGES[name])
-    if name in _PUBLIC:
-        return getattr(import_module(_PUBLIC[name]), name)
-    from ehrsequencing.core.elsewhere import missing_name
+    from ehrsequencing.core.elsewhere import missing_name, public
 
+    if name in _PUBLIC:
+        return public(import_module(_PUBLIC[name]), name)
     raise missing_name(__name__, name, __all__)
 
 

@@ -69,7 +69,7 @@ def test_a_known_level_is_found_and_no_more_is_taken() -> None:
     assert {one.stretch for one in found if one.method == "level"} == {0.0}
     assert np.mean([one.level for one in found]) == pytest.approx(0.6, abs=0.05)
     eta = hospital(0, level=0.6)[0]
-    one = found[0]
+    one = next(one for one in found if one.method == "level")
     assert one.applied(eta) == pytest.approx(eta + one.level)
 
 

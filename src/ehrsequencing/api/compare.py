@@ -18,7 +18,7 @@ from ehrsequencing.api.progress import stages
 from ehrsequencing.config import EvaluationConfig, format_days
 from ehrsequencing.core.arrays import Floats, Ints, detached, row_blocks
 from ehrsequencing.core.durations import day_of
-from ehrsequencing.core.elsewhere import Hinted, answering
+from ehrsequencing.core.elsewhere import Hinted
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, write_shareable
 from ehrsequencing.core.made_of import made_of
@@ -115,7 +115,6 @@ class RunComparison(Hinted):
         return accuracy_table(self.result, place, title=title)
 
 
-@answering
 def compare(
     runs: Sequence[str | os.PathLike[str] | Run],
     *,
@@ -213,7 +212,6 @@ class RiskComparison(EvaluationResult):
         return str(self.table2())
 
 
-@answering
 def compare_risks(
     risks: Mapping[str, ArrayLike],
     time: ArrayLike,
@@ -391,7 +389,6 @@ def _names(runs: Sequence[Run]) -> list[str]:
     return names
 
 
-@answering
 def pool_sites(
     files: Sequence[str | os.PathLike[str]],
     *,

@@ -14,7 +14,6 @@ from ehrsequencing.api.evaluation import EvaluationResult
 from ehrsequencing.api.progress import bar, stages
 from ehrsequencing.api.run import warn_of
 from ehrsequencing.config import DataConfig, EvaluationConfig, StudyConfig, validated
-from ehrsequencing.core.elsewhere import answering
 from ehrsequencing.core.errors import EhrseqError, refuse_idle
 from ehrsequencing.core.files import private_folder, write_shareable
 from ehrsequencing.evaluation.context import read_tripod
@@ -39,7 +38,6 @@ from ehrsequencing.results.result_types import Exact, Shared, SharedAudit
 OUTCOME_NUMBERS, OUTCOME_PAGE = "outcome-metrics.json", "outcomes.html"
 
 
-@answering
 def evaluate(
     run: str | os.PathLike[str] | Run,
     *,
@@ -160,7 +158,6 @@ def evaluate(
     )
 
 
-@answering
 def audit(
     run: str | os.PathLike[str] | Run,
     *,
@@ -220,7 +217,6 @@ def _draw_nothing(metrics: Exact, folder: Path) -> None:
     """In the place of a report."""
 
 
-@answering
 def score(
     predictions: Any,
     data: Any,

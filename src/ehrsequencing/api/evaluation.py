@@ -21,7 +21,7 @@ from ehrsequencing.api.paper import PaperTable, accuracy_table, warn_of_few
 from ehrsequencing.api.predictions import StepFunction, risk_column
 from ehrsequencing.config import format_days
 from ehrsequencing.core.durations import day_of
-from ehrsequencing.core.elsewhere import Hinted, answering_methods
+from ehrsequencing.core.elsewhere import Answering, Hinted
 from ehrsequencing.core.errors import EhrseqError, refuse_unknown
 from ehrsequencing.evaluation.curves import OPERATING_COLUMNS
 from ehrsequencing.evaluation.external import read_external
@@ -36,8 +36,7 @@ REPORT = "report.html"
 Row = TypeVar("Row", bound=Mapping[str, Any])
 
 
-@answering_methods
-class EvaluationResult(Hinted):
+class EvaluationResult(Hinted, Answering):
     """What an evaluation found. Made by `evaluate`, `score`, or `run.evaluation`.
 
     Attributes:

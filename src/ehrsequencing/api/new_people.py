@@ -9,7 +9,6 @@ from ehrsequencing.api.data import data_config, meds_folder, task_of
 from ehrsequencing.api.progress import bar, stages
 from ehrsequencing.api.run import TrainedRun
 from ehrsequencing.config import DataConfig, DriftConfig
-from ehrsequencing.core.elsewhere import answering
 from ehrsequencing.core.outputs import DRIFT, output_file, refuse_existing
 from ehrsequencing.evaluation.local_update import update as update_run
 from ehrsequencing.prediction.drift import Drift, compare_data
@@ -62,7 +61,6 @@ def drift(
     return found
 
 
-@answering
 def update(
     run: str | os.PathLike[str] | Run,
     data: Any,

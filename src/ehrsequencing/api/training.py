@@ -22,7 +22,6 @@ from ehrsequencing.config import (
     validated,
 )
 from ehrsequencing.config.base import visit_encoder
-from ehrsequencing.core.elsewhere import answering
 from ehrsequencing.core.errors import EhrseqError, refuse_idle
 from ehrsequencing.core.files import refuse_overlap
 from ehrsequencing.core.outputs import (
@@ -56,7 +55,6 @@ _NOTHING_ELSE = {"blend": False, "distillation": 0.0, "masked_codes": 0.0}
 Callback = Callable[[dict[str, float | None]], object]
 
 
-@answering
 def fit(
     data: Prepared | str | os.PathLike[str],
     *,
@@ -303,7 +301,6 @@ def _may_resume(study: StudyConfig, out: Path, loss: LossFunction | None) -> boo
     return not is_own
 
 
-@answering
 def pretrain(
     data: Prepared | str | os.PathLike[str],
     *,
@@ -346,7 +343,6 @@ def pretrain(
             return pretrainer.fit(resume=resume, on_progress=report)
 
 
-@answering
 def save_run(
     model: SurvivalModel,
     data: Prepared | str | os.PathLike[str],
