@@ -38,7 +38,6 @@ from ehrsequencing.core.outputs import (
     complete_folder,
     write_manifest,
 )
-from ehrsequencing.core.result_types import Shared
 from ehrsequencing.core.version import __version__
 from ehrsequencing.evaluation.results import read_result
 from ehrsequencing.models.base import CONFIG_FILE, WEIGHTS_FILE
@@ -51,6 +50,7 @@ from ehrsequencing.reporting.model_cards import (
     applied_model_card,
     model_card,
 )
+from ehrsequencing.results.result_types import Shared
 
 NOT_SHARED = "(not shared)"
 _COPIED = (CONFIG_FILE, WEIGHTS_FILE, "vocabulary.json", "vocabulary.safetensors")

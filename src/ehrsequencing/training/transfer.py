@@ -19,13 +19,13 @@ from ehrsequencing.config import ModelSettings, TransferConfig
 from ehrsequencing.core.arrays import Bools, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest
-from ehrsequencing.core.manifest_types import Found, Origin
 from ehrsequencing.core.outputs import PRETRAINED, RUN, SHARED_RUN, read_manifest
 from ehrsequencing.models.base import SurvivalModel, read_config
 from ehrsequencing.models.ensemble import load_model
 from ehrsequencing.records.codes import read_parents
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.vocabulary import Vocabulary
+from ehrsequencing.results.manifest_types import Found, Origin
 
 MATCHES = ("name", "ancestor", "none")  # how a code is found in the other vocabulary
 
