@@ -21,9 +21,8 @@ from ehrsequencing.core.files import read_json, write_json
 from ehrsequencing.core.outputs import write_manifest
 from ehrsequencing.evaluation.comparison import NETWORK, OURS
 from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
-from ehrsequencing.evaluation.evaluated import Evaluated
 from ehrsequencing.evaluation.population import Population
-from ehrsequencing.evaluation.rivals import fit_rivals
+from ehrsequencing.evaluation.rivals import Evaluated, fit_rivals
 from ehrsequencing.evaluation.score import score
 from ehrsequencing.models.ensemble import Ensemble
 from ehrsequencing.prediction.predict import predict

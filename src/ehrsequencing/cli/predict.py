@@ -128,7 +128,7 @@ def drift(
     Exits with 4 where codes, units, numbers or people differ beyond the settings of the section drift, and with 0 where
     they do not or where the people are too few to say.
     """
-    from ehrsequencing.api.drift import drift as compare
+    from ehrsequencing.api.new_people import drift as compare
 
     study = read_study(config, overrides, "drift")
     refuse_idle({"--overwrite": overwrite}, "without --out", where="ehrseq drift", when=out is None)

@@ -15,7 +15,7 @@ from ehrsequencing.cli.options import (
     open_run,
     read_study,
 )
-from ehrsequencing.core.manifest_types import Origin
+from ehrsequencing.results.manifest_types import Origin
 
 
 def train(
@@ -191,13 +191,13 @@ def update(
     out: Annotated[Path, typer.Option("--out", help="Folder of the new run")] = ...,  # type: ignore[assignment]
     overwrite: Overwrite = False,
 ) -> None:
-    """Update a run for another hospital: the level, level and slope, or the last layer.
+    """Update a run for another hospital: the level, or level and slope.
 
-    A closed test chooses what the events allow to learn: the level from 10 people with the event, the slope from 50,
-    the network's last layer from 100. It may leave the run as it is.
+    A closed test chooses what the events allow to learn: the level from 10 people with the event, the slope from 50.
+    It may leave the run as it is.
     """
     opened = open_run(run, data=data)
-    from ehrsequencing.api.update import update as update_run
+    from ehrsequencing.api.new_people import update as update_run
 
     made = update_run(
         opened.folder, data, out=out, task=task, overwrite=overwrite, progress=shown()

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig, validated
 from ehrsequencing.core.durations import days_of
-from ehrsequencing.core.elsewhere import answering_methods, lacks
+from ehrsequencing.core.elsewhere import lacks
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import disk_errors, read_json, write_bytes
 from ehrsequencing.models.hazard_model import HazardModel
@@ -103,7 +103,6 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
         ) from error
 
 
-@answering_methods
 class SurvivalModel(HazardModel):
     """A `HazardModel` with risks, files, and the ways to start, to recalibrate and to look inside."""
 

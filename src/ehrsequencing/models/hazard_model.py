@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig, ModelSettings
-from ehrsequencing.core.elsewhere import answering_methods
+from ehrsequencing.core.elsewhere import Answering
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models.hazards import SurvivalHead, horizon_nll, last_layer, visit_nll
 from ehrsequencing.models.outcomes import OUTCOME_RANK, OutcomeHazards, OutcomeHead, OutcomeLabels
@@ -31,8 +31,7 @@ def refuse_bidirectional(config: ModelSettings) -> None:
         )
 
 
-@answering_methods
-class HazardModel(nn.Module):
+class HazardModel(Answering, nn.Module):
     """A network that gives the logits of hazards for every row of a `VisitBatch`, and their likelihood.
 
     A subclass declares its architecture, builds its parts (then `_add_head`), and defines `forward` and `states`.

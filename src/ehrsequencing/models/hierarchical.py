@@ -7,7 +7,6 @@ from torch import Tensor
 from ehrsequencing.batches.equal_visits import distinct_visits
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig
-from ehrsequencing.core.elsewhere import answering
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.embeddings import CodeEmbedding, VisitTimeEmbedding
 from ehrsequencing.models.segments import gather_rows
@@ -31,7 +30,6 @@ class HierarchicalBEHRTForSurvival(SurvivalModel):
 
     architecture = "hierarchical"
 
-    @answering
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         self.code_embedding = CodeEmbedding(config)

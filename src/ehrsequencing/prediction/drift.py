@@ -9,15 +9,15 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ehrsequencing.config import DataConfig, DriftConfig
-from ehrsequencing.core.answer_types import DriftSummary
 from ehrsequencing.core.arrays import Bools, Floats
 from ehrsequencing.core.disclosure import SMALLEST_COUNT, rounded, shareable_count, shareable_rate
-from ehrsequencing.core.record_types import TrainingPeople
 from ehrsequencing.prediction.run import Run
+from ehrsequencing.records.account import TrainingPeople
 from ehrsequencing.records.codes import CodeMatcher, code_type, read_parents
 from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.meds import MedsReader
@@ -183,7 +183,7 @@ class Drift:
         cut = f"The extract is cut ({medians}), so it is judged by rates a year."
         return f"{text} {cut}" if broken else f"{cut} {text}"
 
-    def as_json(self) -> DriftSummary:
+    def as_json(self) -> dict[str, Any]:
         """For other programs; everything in it may be shared."""
         return {
             "verdict": self.verdict,

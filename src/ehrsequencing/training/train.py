@@ -10,13 +10,13 @@ import torch
 from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.core.arrays import Floats, Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.result_types import EpochRow
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import build_model
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from ehrsequencing.models.outcomes import OutcomeHead
 from ehrsequencing.predictors.network import labelled_log_hazards
 from ehrsequencing.predictors.recalibration import Recalibration, fit_recalibration
+from ehrsequencing.results.result_types import EpochRow
 from ehrsequencing.training.hazards_objective import HazardsObjective, OwnObjective
 from ehrsequencing.training.loop import Objective, ShowProgress, Training, show_nothing
 from ehrsequencing.training.masked_codes import BesideHazards
