@@ -22,7 +22,7 @@ from ehrsequencing.core.outputs import write_manifest
 from ehrsequencing.evaluation.comparison import NETWORK, OURS
 from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
 from ehrsequencing.evaluation.population import Population
-from ehrsequencing.evaluation.rivals import Evaluated, fit_rivals
+from ehrsequencing.evaluation.rivals import Evaluated, fit_rivals, likelihoods as likelihoods_of
 from ehrsequencing.evaluation.score import score
 from ehrsequencing.models.ensemble import Ensemble
 from ehrsequencing.prediction.predict import predict
@@ -278,7 +278,8 @@ def test_evaluate_takes_the_trees_of_the_blend_and_the_network_has_a_row_of_its_
     settings = made.study.evaluation
     rivals = fit_rivals(Evaluated.of_run(made), prepared, settings)
     evaluation = Evaluation(made, population, prepared=prepared, settings=settings, fitted=rivals)
-    risks, likelihoods = evaluation.risks(evaluation.predictors), evaluation._likelihoods()
+    risks = evaluation.risks(evaluation.predictors)
+    likelihoods, _ = likelihoods_of(evaluation.predictors, evaluation.known_nll, None, evaluation.records, made.task)
     assert list(risks) == [*likelihoods]
     assert {"boosted visits", "landmark Cox", "network alone"} < set(risks)
     assert list(risks).index("network alone") > list(risks).index("landmark Cox")
