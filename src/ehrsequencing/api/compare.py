@@ -234,8 +234,7 @@ def compare_risks(
 
     Args:
         risks: Name → (n,) risk of the event of interest by the horizon, or (n, causes), the risk of each cause; or a
-            frame with a column a model. A cause without risks gets its share of what the others leave, as observed;
-            only O/E depends on it.
+            frame with a column a model. A cause without risks gets its share of what the others leave, as observed.
         time: (n,) days to the event or to censoring.
         cause: (n,) 0 = censored, 1 = the event of interest, 2 … = competing events (or True and False).
         horizon: As in `"1y"`, or a number of days.

@@ -380,6 +380,9 @@ class Result(Frame[N], Generic[N]):
     main: Horizon  # of every headline
     table1: Table1 | None
     models: list[str]  # ours, the baselines with the strongest first, others, the truth
+    estimators: NotRequired[
+        dict[str, Any]
+    ]  # since 3.0; `oe`: by `hazards`, or by `risks` where a model has no hazards
     strongest: str | None
     baselines: list[Baseline]
     metrics: list[MetricRow[N]]

@@ -131,11 +131,12 @@ def metric_estimates(
     Those that have no interval are not resampled.
     """
     estimates, scope = dict[str, Estimate](), scope.alone(model)
+    by_hazards = scope.by_hazards and model in scope.expected
     for interval, of_every_row in itertools.product((True, False), repeat=2):
         some = [
             metric
             for metric in metrics
-            if (metric.interval, metric.of_every_row) == (interval, of_every_row)
+            if (metric.interval, metric.of_every_row and by_hazards) == (interval, of_every_row)
         ]
         if some:
             rows = scope if interval else scope.without_resamples()
@@ -208,6 +209,20 @@ def metric_rows(scope: Comparison, estimates: Estimates) -> list[MetricRow[int]]
         for name, one in of_cause[model].items()
         for row in long_rows(scope, one, model=model, cause=cause, metric=name)
     ]
+
+
+def hazards_rows(scope: Comparison, causes: Sequence[str]) -> list[MetricRow[int]]:
+    """O/E by hazards of the models that have them, where other models of the table have none and it stands apart."""
+    rows: list[MetricRow[int]] = []
+    if scope.by_hazards:
+        return rows
+    own = replace(scope, by_hazards=True)
+    for model in scope.expected:
+        ratio = metric_estimates(own, model, [METRICS["oe"]])["oe"]
+        for e, cause in enumerate(causes):
+            one = ratio.of_cause(e)
+            rows += long_rows(own, one, model=model, cause=cause, metric="oe_hazards")
+    return rows
 
 
 def difference_rows(

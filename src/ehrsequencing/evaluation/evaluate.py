@@ -46,6 +46,7 @@ from ehrsequencing.evaluation.curves import (
 from ehrsequencing.evaluation.estimates import (
     before_and_after,
     difference_rows,
+    hazards_rows,
     metric_rows,
     nll_row,
     over_time_rows,
@@ -66,7 +67,7 @@ from ehrsequencing.evaluation.subgroups import groups_of_rows, subgroup_rows
 from ehrsequencing.metrics.hazards import expected_events
 from ehrsequencing.prediction.run import RECALIBRATION, Run, add_to_run, opened, require_room
 from ehrsequencing.predictors.fit import Fitted
-from ehrsequencing.predictors.from_file import nll_through
+from ehrsequencing.predictors.from_file import FromFile, nll_through
 from ehrsequencing.predictors.predictor import Predictor, risks_and_likelihoods
 from ehrsequencing.records.prepared import Prepared
 
@@ -183,7 +184,12 @@ class Evaluation:
                 self._weights.at(place, at),
                 self._weights.potential[at],
                 self._expected(risks, rows) if days is self.horizons else {},
+                self._have_hazards(*self.predictors),
             )
+
+    def _have_hazards(self, *names: str) -> bool:
+        """Whether all of some models have hazards, and not risks alone, as a file has."""
+        return not any(isinstance(self.predictors.get(name), FromFile) for name in names)
 
     def _expected(self, risks: Mapping[str, Floats], rows: Ints | slice) -> dict[str, Floats]:
         """Model → (r, causes, horizons), events that it expects of each row while it is under observation."""
@@ -198,6 +204,7 @@ class Evaluation:
                 start_days=start,
             )
             for name, risk in risks.items()
+            if self._have_hazards(name)
         }
 
     @cached_property
@@ -243,6 +250,7 @@ class Evaluation:
         ):
             estimates = scope_estimates(comparison, causes, progress=progress)
             metrics += metric_rows(comparison, estimates)
+            metrics += hazards_rows(comparison, causes)
             if self.source.is_curve:
                 metrics += over_time_rows(on_grid, causes, self.horizons, fine=fine)
             differences += difference_rows(comparison, estimates, ours=self.ours, rivals=rivals)
@@ -312,6 +320,7 @@ class Evaluation:
             "decision": decision,
             "main": {"landmark_days": main[0], "horizon_days": main[1]},
             "models": list(risks),
+            "estimators": {"oe": "hazards" if self._have_hazards(*risks) else "risks"},
             "strongest": strongest[1] if len(strongest) > 1 else None,
             "baselines": [
                 {"model": one.model.name, "tuning_nll": results.number(one.tuning_nll)}

@@ -64,17 +64,29 @@ def index_of_prediction_accuracy(rows: ScoredRows) -> Floats:
 
 
 def observed_over_expected(rows: ScoredRows) -> Floats:
-    """O/E: events seen over events expected while under observation; 1 is calibrated in the large.
+    """O/E: events seen over events expected; 1 is calibrated in the large.
+
+    Of a model with hazards, over everybody while under observation:
 
         O/E_e(t) = Σ_i 1[T_i ≤ t, cause_i = e] / Σ_i ∫₀^min(T_i, t) λ_e(u | x_i) du
 
     The difference of the two sums is a martingale, so that no censoring that is independent given x biases it, and no
-    weights are needed: neither drop-out nor a follow-up that ends at an age or a date.
+    weights are needed: neither drop-out nor a follow-up that ends at an age or a date. Risks alone do not tell how many
+    events to expect by any other day; they are compared with the events by t of the rows that are known there:
+
+        O/E_e(t) = Σ_i ω_i(t) y_i / Σ_i ω_i(t) risk_i
 
     Returns:
         (causes, horizons) or (resamples, causes, horizons); NaN where no event is expected, or nobody is followed to
         the horizon.
     """
+    if rows.expected is None:
+        sums = np.empty((2, len(rows.weights), *rows.risk.shape[1:]))
+        for h in range(len(rows.horizons_days)):
+            known = rows.known_weights(h)
+            sums[0, :, :, h] = known @ rows.has_event_by(h).T
+            sums[1, :, :, h] = known @ rows.risk[:, :, h]
+        return rows.finish(rows.where_covered(divide(*sums)))
     seen = [rows.weights @ rows.has_event_by(h).T for h in range(len(rows.horizons_days))]
     expected = rows.weights @ rows.expected.reshape(len(rows.expected), -1)
     observed = np.stack(seen, axis=2)
@@ -185,6 +197,15 @@ RECORDS = (
         digits=2,
         part="calibration",
         of_every_row=True,
+    ),
+    Metric(
+        key="oe_hazards",
+        name="O/E by hazards",
+        meaning="events observed for each that the hazards expect while people are followed",
+        target=1.0,
+        digits=2,
+        part="calibration",
+        taken="elsewhere",
     ),
     Metric(
         key="ibs",
