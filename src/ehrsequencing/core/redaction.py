@@ -53,6 +53,7 @@ _FACTS = (
     "landmarks_days",
     "main",
     "table1",
+    "declared",
     "estimators",
     "strongest",
     "config",

@@ -15,7 +15,7 @@ from ehrsequencing.core.result_types import MetricRow
 from ehrsequencing.evaluation import results
 from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.evaluation.results import number
-from ehrsequencing.metrics.bootstrap import interval_around, percentile_interval
+from ehrsequencing.metrics.bootstrap import interval_around, logit_interval, percentile_interval
 from ehrsequencing.metrics.calibration import gap_days, incidence_gap, mean_distance
 from ehrsequencing.metrics.censoring import divide
 from ehrsequencing.metrics.outcomes import Metric, ScoredRows
@@ -43,16 +43,18 @@ class Estimate:
     samples: Floats  # (resamples, causes, horizons), with no resamples where there are no intervals
     events: Ints  # (causes, horizons) subjects with the event
     subjects: Ints  # (horizons,) subjects evaluated; with too few of them or of events the samples are NaN
+    on_logit: bool = False  # whether the interval is that of `logit_interval`
 
     @cached_property
     def interval(self) -> tuple[Floats, Floats]:
         """Lower and upper limit (95 %) with the value between them, NaN where undefined."""
-        return interval_around(self.value, self.samples)
+        of = logit_interval if self.on_logit else interval_around
+        return of(self.value, self.samples)
 
     @cached_property
     def _biased(self) -> Bools:
         """Where resamples give limits, but limits that do not hold the value."""
-        if not len(self.samples):
+        if not len(self.samples) or self.on_logit:
             return np.zeros(self.value.shape, dtype=bool)
         return (
             np.isnan(self.interval[0])
@@ -82,7 +84,8 @@ class Estimate:
 
     def minus(self, other: "Estimate") -> "Estimate":
         """The difference; each resample holds the same subjects for both."""
-        return replace(self, value=self.value - other.value, samples=self.samples - other.samples)
+        less = {"value": self.value - other.value, "samples": self.samples - other.samples}
+        return replace(self, **less, on_logit=False)
 
 
 Estimates = dict[str, dict[str, dict[str, Estimate]]]  # cause → model → metric
@@ -143,7 +146,10 @@ def metric_estimates(
             parts = [rows] if of_every_row else rows.parts()
             of_parts = [_estimates(part, model, some) for part in parts]
             estimates |= {
-                metric.key: _joined([one[metric.key] for one in of_parts]) for metric in some
+                metric.key: replace(
+                    _joined([one[metric.key] for one in of_parts]), on_logit=metric.on_logit
+                )
+                for metric in some
             }
     return {metric.key: estimates[metric.key] for metric in metrics}
 

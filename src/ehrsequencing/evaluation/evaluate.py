@@ -8,6 +8,7 @@ it goes into one result, which `results` writes.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ from ehrsequencing.core.files import write_json
 from ehrsequencing.core.redaction import INDIVIDUAL
 from ehrsequencing.core.result_types import (
     DecisionRow,
+    Declared,
     Exact,
     IncidenceRow,
     MetricRow,
@@ -320,6 +322,7 @@ class Evaluation:
             "decision": decision,
             "main": {"landmark_days": main[0], "horizon_days": main[1]},
             "models": list(risks),
+            "declared": self._declared(main),
             "estimators": {"oe": "hazards" if self._have_hazards(*risks) else "risks"},
             "strongest": strongest[1] if len(strongest) > 1 else None,
             "baselines": [
@@ -347,6 +350,14 @@ class Evaluation:
             "warnings": self.warnings,
             "made_of": None,  # told by who knows all of it
         }
+
+    def _declared(self, main: tuple[float | None, float]) -> Declared | None:
+        """The one comparison with a verdict: what the task named before, and the rival that tuning chose."""
+        strongest = self._strongest[1:]
+        if self.task.main_horizon is None or not strongest:
+            return None
+        place = {"landmark_days": main[0], "horizon_days": main[1], "cause": self.task.causes[0]}
+        return cast(Declared, {**place, "rival": strongest[0], "metric": "nll"})
 
     def _curves(
         self, comparisons: Sequence[Comparison], progress: Say

@@ -128,7 +128,8 @@ def decision_curve(rows: ScoredRows, thresholds: ArrayLike) -> DecisionCurve:
         NB(p) = TP(p) − (flagged(p) − TP(p)) · p / (1 − p),     TP(p) = (1 / n) Σ_{i: risk_i ≥ p} ω_i(t) y_i
 
     with flagged(p) the share of rows whose risk is at least p, and ω_i(t) y_i the censoring-weighted event of cause e
-    by the horizon (`ScoredRows.known_weights`). Who had a competing event is a false positive when flagged.
+    by the horizon (`ScoredRows.known_weights`). Who had a competing event is a false positive when flagged. Sensitivity
+    and PPV are ratios of sums of these weights, so that they are never above 1.
 
     Args:
         rows: The scored rows.
@@ -147,13 +148,18 @@ def decision_curve(rows: ScoredRows, thresholds: ArrayLike) -> DecisionCurve:
         )
     of_cell = np.broadcast_to(at, (*rows.risk.shape[1:], at.shape[-1]))
     odds = of_cell / (1.0 - of_cell)
-    flagged, true = np.zeros((2, len(rows.weights), *of_cell.shape))
+    flagged, true, known = np.zeros((3, len(rows.weights), *of_cell.shape))
+    had = np.zeros((len(rows.weights), *rows.risk.shape[1:], 1))
     for e, h in np.ndindex(*rows.risk.shape[1:]):
-        events = rows.known_weights(h) * rows.has_event_by(h)[e]
+        inverse = rows.known_weights(h)
+        events = inverse * rows.has_event_by(h)[e]
+        had[:, e, h, 0] = events.sum(axis=1)
         for some in row_blocks(len(rows.risk)):
             above = (rows.risk[some, e, h, None] >= of_cell[e, h]).astype(np.float64)
             flagged[:, e, h] += rows.weights[:, some] @ above
             true[:, e, h] += events[:, some] @ above
+            known[:, e, h] += inverse[:, some] @ above
+    sensitivity, ppv = divide(true, had), divide(true, known)
     total = rows.total_weight[:, None, None, None]
     flagged, true = divide(flagged, total), divide(true, total)
     observed = rows.observed_risk[..., None]
@@ -161,8 +167,8 @@ def decision_curve(rows: ScoredRows, thresholds: ArrayLike) -> DecisionCurve:
         "net_benefit": true - (flagged - true) * odds,
         "treat_all": observed - (1.0 - observed) * odds,
         "flagged": flagged,
-        "sensitivity": divide(true, observed),
-        "ppv": divide(true, flagged),
+        "sensitivity": sensitivity,
+        "ppv": ppv,
     }
     covered = {name: rows.finish(rows.where_covered(values)) for name, values in found.items()}
     return DecisionCurve(at, **covered)
