@@ -14,7 +14,6 @@ from ehrsequencing.metrics import bootstrap, discrimination
 from ehrsequencing.metrics.accuracy import decision_curve
 from ehrsequencing.metrics.bootstrap import bootstrap_subjects, logit_interval, percentile_interval
 from ehrsequencing.metrics.outcomes import ScoredRows
-from ehrsequencing.metrics.outcomes import ScoredRows
 from helpers.metric_table import metric_table
 
 
