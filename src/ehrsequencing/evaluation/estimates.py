@@ -84,8 +84,8 @@ class Estimate:
 
     def minus(self, other: "Estimate") -> "Estimate":
         """The difference; each resample holds the same subjects for both."""
-        less = {"value": self.value - other.value, "samples": self.samples - other.samples}
-        return replace(self, **less, on_logit=False)
+        value, samples = self.value - other.value, self.samples - other.samples
+        return replace(self, value=value, samples=samples, on_logit=False)
 
 
 Estimates = dict[str, dict[str, dict[str, Estimate]]]  # cause → model → metric
@@ -145,12 +145,9 @@ def metric_estimates(
             rows = scope if interval else scope.without_resamples()
             parts = [rows] if of_every_row else rows.parts()
             of_parts = [_estimates(part, model, some) for part in parts]
-            estimates |= {
-                metric.key: replace(
-                    _joined([one[metric.key] for one in of_parts]), on_logit=metric.on_logit
-                )
-                for metric in some
-            }
+            for metric in some:
+                whole = _joined([one[metric.key] for one in of_parts])
+                estimates[metric.key] = replace(whole, on_logit=metric.on_logit)
     return {metric.key: estimates[metric.key] for metric in metrics}
 
 
@@ -170,10 +167,11 @@ def _estimates(part: Comparison, model: str, metrics: Sequence[Metric]) -> dict[
 
 def _joined(parts: Sequence[Estimate]) -> Estimate:
     """Estimates of some horizons after those of others."""
-    names = ("value", "samples", "events", "subjects")
-    return Estimate(
-        *(np.concatenate([getattr(one, name) for one in parts], axis=-1) for name in names)
-    )
+
+    def of(name: str) -> Any:
+        return np.concatenate([getattr(one, name) for one in parts], axis=-1)
+
+    return Estimate(of("value"), of("samples"), of("events"), of("subjects"))
 
 
 def _work_blocks(scope: Comparison) -> Iterator[Any]:

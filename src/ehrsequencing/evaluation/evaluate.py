@@ -8,7 +8,6 @@ it goes into one result, which `results` writes.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +19,6 @@ from ehrsequencing.core.files import write_json
 from ehrsequencing.core.redaction import INDIVIDUAL
 from ehrsequencing.core.result_types import (
     DecisionRow,
-    Declared,
     Exact,
     IncidenceRow,
     MetricRow,
@@ -60,6 +58,7 @@ from ehrsequencing.evaluation.examples import SIMULATED_TRAJECTORIES, code_effec
 from ehrsequencing.evaluation.oracle import TrueHazards, oracle_table, oracle_warnings, truth_of
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.rivals import (
+    declared,
     fit_rivals,
     likelihood_of_parts,
     parts_alone,
@@ -322,7 +321,7 @@ class Evaluation:
             "decision": decision,
             "main": {"landmark_days": main[0], "horizon_days": main[1]},
             "models": list(risks),
-            "declared": self._declared(main),
+            "declared": declared(self.task, main, strongest[1:]),
             "estimators": {"oe": "hazards" if self._have_hazards(*risks) else "risks"},
             "strongest": strongest[1] if len(strongest) > 1 else None,
             "baselines": [
@@ -350,14 +349,6 @@ class Evaluation:
             "warnings": self.warnings,
             "made_of": None,  # told by who knows all of it
         }
-
-    def _declared(self, main: tuple[float | None, float]) -> Declared | None:
-        """The one comparison with a verdict: what the task named before, and the rival that tuning chose."""
-        strongest = self._strongest[1:]
-        if self.task.main_horizon is None or not strongest:
-            return None
-        place = {"landmark_days": main[0], "horizon_days": main[1], "cause": self.task.causes[0]}
-        return cast(Declared, {**place, "rival": strongest[0], "metric": "nll"})
 
     def _curves(
         self, comparisons: Sequence[Comparison], progress: Say

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from ehrsequencing.config import EvaluationConfig
+from ehrsequencing.config import EvaluationConfig, TaskConfig
+from ehrsequencing.core.result_types import Declared
 from ehrsequencing.evaluation.comparison import NETWORK
 from ehrsequencing.evaluation.evaluated import Evaluated
 from ehrsequencing.prediction.run import Run
@@ -48,6 +49,21 @@ def fit_rivals(
         known=known_baselines(evaluated.run, seed=settings.seed, trials=trials),
         progress=lambda name: progress(f"baseline: {name}"),
     )
+
+
+def declared(
+    task: TaskConfig, main: tuple[float | None, float], strongest: Sequence[str]
+) -> Declared | None:
+    """The one comparison with a verdict: at what the task named, beside the rival that tuning chose."""
+    if task.main_horizon is None or not strongest:
+        return None
+    return {
+        "landmark_days": main[0],
+        "horizon_days": main[1],
+        "cause": task.causes[0],
+        "rival": strongest[0],
+        "metric": "nll",
+    }
 
 
 def trials_of(evaluated: Evaluated, settings: EvaluationConfig) -> int | None:

@@ -254,12 +254,13 @@ def _risks(row: Row) -> str:
         return "unknown"
     if low <= 1 <= high:
         return "agree"
-    return "near" if 0.9 <= row["value"] <= 1.1 else "too low" if low > 1 else "too high"
+    return "near" if 0.9 <= (row["value"] or 0.0) <= 1.1 else "too low" if low > 1 else "too high"
 
 
 def _as_far(row: Row, theirs: float | None) -> bool:
     """Whether a rival's O/E is at least half as far off, on the same side of 1."""
-    return bool(row["value"] and theirs) and math.log(theirs) / math.log(row["value"]) >= 0.5
+    ours = row["value"]
+    return bool(ours and theirs and math.log(theirs) / math.log(ours) >= 0.5)
 
 
 def _error(row: Row) -> str:
