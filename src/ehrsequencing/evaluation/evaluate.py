@@ -215,10 +215,13 @@ class Evaluation:
 
     @cached_property
     def _weights(self) -> follow_up.Weights:
-        train = None
-        if self.train_censoring and self.prepared is not None:
-            train = self.prepared.records(self.task.name, "train")
-        return follow_up.Weights(self.population, self.task, train=train)
+        if not self.train_censoring or self.prepared is None:
+            return follow_up.Weights(self.population, self.task, train=None)
+        train, cut_us = (
+            self.prepared.records(self.task.name, "train"),
+            self.prepared.cut_us("train"),
+        )
+        return follow_up.Weights(self.population, self.task, train=train, train_cut_us=cut_us)
 
     # ---- from the rows to the numbers ------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from ehrsequencing.core.manifest_types import PreparedManifest
 from ehrsequencing.core.outputs import PREPARED, read_manifest, require_facts
 from ehrsequencing.core.record_types import Attrition
 from ehrsequencing.records.outcomes import read_outcomes
+from ehrsequencing.records.splits import cut_us
 from ehrsequencing.records.timelines import (
     OutcomeEvents,
     TaskRecords,
@@ -105,6 +106,10 @@ class Prepared:
             "vocabulary": self.vocabulary.digest,
             **{part: digest(hashed) for part, hashed in hashes.items()},
         }
+
+    def cut_us(self, split: str) -> int:
+        """When everything of a split ends by design, because the splits are by date; `NEVER` elsewhere."""
+        return cut_us(self.study.splits, split)
 
     def timelines(self, split: str) -> Timelines:
         """Visits of a split."""
