@@ -413,7 +413,12 @@ def pool_sites(
     sites = read_sites([Path(file) for file in files])
     made = made_of(sites={name: site.model_dump(mode="json") for name, site in sites.items()})
     result = redact_rows(
-        {**pool(sites), "made_of": digest(made)},
+        {
+            **pool(
+                next(iter(sites.values())).title, {name: site.rows for name, site in sites.items()}
+            ),
+            "made_of": digest(made),
+        },
         is_pooled=True,
         is_simulated=all(site.data.simulated for site in sites.values()),
     )

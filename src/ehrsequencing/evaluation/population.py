@@ -119,6 +119,12 @@ class Population:
         }
         return replace(self, records=records, attrition=self.with_counts(counts))
 
+    def indexed_before(self, moment_us: int) -> Ints:
+        """(s,) subjects with a prediction time whose first index lies before a moment, rows of the timelines."""
+        rows = self.records.rows
+        able = np.flatnonzero(np.diff(rows.row_offsets))
+        return able[rows.index_us[rows.row_offsets[:-1][able]] < moment_us]
+
     def with_counts(self, counts: CohortCounts) -> Attrition:
         """The attrition with other counts of these subjects."""
         return {**self.attrition, "splits": {**self.attrition["splits"], self.split: counts}}

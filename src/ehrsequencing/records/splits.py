@@ -4,6 +4,7 @@ In: a data set and the section `splits` of its study. Out: a `SplitLookup`, from
 date or site need a pass over the records of their own, since the vocabulary is fitted on training subjects only.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -308,6 +309,16 @@ def _by_site(data: Path, settings: SplitsConfig, dialect: DialectConfig) -> Assi
             fix="write sites as the column does",
         )
     return _assigned(ids, is_there, settings)
+
+
+def sites_of(data: Path, settings: SplitsConfig, dialect: DialectConfig) -> dict[str, int]:
+    """How many subjects have a row at each site, by name; many come first."""
+    pairs = set[tuple[str, int]]()
+    for path in find_shards(data):
+        cells = read_table(path, [settings.column or ""]).column(0).cast(pa.string()).to_pylist()
+        pairs |= set(zip(cells, read_subjects(path, dialect=dialect).tolist(), strict=True))
+    people = Counter(site for site, _ in pairs if site is not None)
+    return dict(people.most_common())
 
 
 def _assigned(ids: list[Ints], held_out: list[Bools], settings: SplitsConfig) -> Assigned:

@@ -274,7 +274,7 @@ def render_pooled(result: Mapping[str, Any]) -> str:
     for row in result["rows"]:
         low, high, i2 = row["next_low"], row["next_high"], row["i2"]
         digits = f".{METRICS[row['metric']].digits}f"
-        another = interval(low, high, digits) or "needs three sites"
+        another = interval(low, high, digits) or "needs five"
         share = "" if i2 is None else f"{100 * i2:.0f}%"
         name = METRICS[row["metric"]].name
         rows.append((where(row), name, str(row["pooled"]), mean(row), another, share))
