@@ -15,7 +15,6 @@ from ehrsequencing.config import DialectConfig, EvaluationConfig, StudyConfig
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import Shareable
-from ehrsequencing.core.redaction import redact_rows
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.pooling import MetricRow, pool, rows_by_place
 from ehrsequencing.evaluation.repeated_splits import Again, Division
@@ -26,6 +25,7 @@ from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.splits import date_of, sites_of
+from ehrsequencing.results.redaction import redact_rows
 
 Over = Literal["date", "site"]
 MOST_STEPS = {"date": 5, "site": 20}
