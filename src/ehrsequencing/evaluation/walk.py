@@ -7,7 +7,7 @@ share training people, so that the pooled interval describes these steps rather 
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +27,6 @@ from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.splits import date_of, sites_of
 from ehrsequencing.results.redaction import redact_rows
 
-Over = Literal["date", "site"]
 MOST_STEPS = {"date": 5, "site": 20}
 FOLDER = "walk"
 FIRST_SHARE = 0.4  # of the people with an index whom the first step may train on
@@ -40,7 +39,7 @@ NOTE = (
 def walk(
     run: Run | Path,
     *,
-    over: Over,
+    over: str,
     data: Path | None = None,
     prepared: Path | None = None,
     settings: EvaluationConfig | None = None,
@@ -91,10 +90,22 @@ def walk(
 
 
 def _windows(again: Again) -> list[Division]:
-    """Disjoint windows of index dates with as many people each, which all can be followed for the longest horizon."""
+    """Windows for the main horizon; where the task names none, for the longest that leaves room for two of them."""
+    task = again.run.task
+    longest = [task.main_horizon] if task.main_horizon else [*reversed(task.horizons)]
+    windows = list[Division]()
+    while longest and len(windows) < 2:
+        windows = _windows_of(again, longest.pop(0))
+    return windows
+
+
+def _windows_of(again: Again, horizon_days: float) -> list[Division]:
+    """Disjoint windows of index dates with as many people each, all of whom can be followed for a horizon."""
     task, end_us = again.run.task, int(again.store.manifest["dataset_end_us"])
+    horizons = tuple(days for days in task.horizons if days <= horizon_days)
+    study = again.study.model_copy(update={"task": task.model_copy(update={"horizons": horizons})})
     first_us = np.sort(_first_indexes(again.store, task.name))
-    room_us = round((task.horizons[-1] + task.landmarks[-1]) * DAY_US)
+    room_us = round((horizon_days + task.landmarks[-1]) * DAY_US)
     usable = first_us[first_us + room_us <= end_us]
     start = max(np.searchsorted(usable, first_us[0] + room_us), round(FIRST_SHARE * len(usable)))
     steps = min(MOST_STEPS["date"], int(len(usable) - start) // FEWEST_SUBJECTS)
@@ -106,7 +117,7 @@ def _windows(again: Again) -> list[Division]:
         Division(
             f"from-{date_of(a)}",
             f"{date_of(a)} to {date_of(b - 1)}",
-            _divided(again.study, by="date", from_date=date_of(a)),
+            _divided(study, by="date", from_date=date_of(a)),
             until_us=int(b),
         )
         for a, b in zip(bounds.tolist(), bounds[1:].tolist(), strict=False)
