@@ -138,7 +138,8 @@ def settings_to_share(study: StudyConfig) -> StudyConfig:
 def _manifest(run: Run, folder: Path) -> dict[str, object]:
     """Entries of the manifest: digests of what is in the folder, and nothing else that patients decide."""
     vocabulary = run.vocabulary.digest
-    own = digest([vocabulary, sha256(folder / WEIGHTS_FILE), sha256(folder / "config.yaml")])
+    answering = (folder / name for name in (WEIGHTS_FILE, BLEND_FILE, ARRAYS_FILE, "config.yaml"))
+    own = digest([vocabulary, *(sha256(path) for path in answering if path.exists())])
     noted = run.manifest.get("import", {})  # its time zone would tell of the place
     shared = {"excluded", "task", "parameters", "simulated", "update"}
     return {

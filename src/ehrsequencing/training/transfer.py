@@ -292,7 +292,8 @@ class Transfer:
         is_found = match.source >= 0
         if not source.is_run:  # only queries carry summaries, and pretraining has no queries
             first = len(vocabulary) - len(vocabulary.made_of)
-            is_found[first:] &= [summary < 0 for _, summary, _ in vocabulary.made_of]
+            summaries = [summary for _, summary, _ in vocabulary.made_of]
+            is_found[first:] &= np.array(summaries, dtype=np.int64) < 0  # none without numbers
         tokens = np.flatnonzero(is_found)
         to = (tokens[:, None] * terms + np.arange(terms)).ravel()
         origin = (match.source[tokens][:, None] * terms + np.arange(terms)).ravel()
