@@ -113,6 +113,7 @@ PREDICTIONS = Kind(
 DRIFT = Kind(
     "drift", "a comparison with training people", (b"<title>New people beside the training people",)
 )
+JOURNAL = Kind("journal", "a journal of predictions")
 LIST = Kind("list", "a summary of predictions", (b'"kind": "list"', b"<title>Predictions of "))
 EXPLORER = Kind("explorer", "an explorer", (b"ehrsequencing explorer</title>",))
 EXPLANATION = Kind(
