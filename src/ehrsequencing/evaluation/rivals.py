@@ -121,7 +121,7 @@ def parts_alone(run: Run | None, fitted: Sequence[Fitted]) -> dict[str, Predicto
     if run is None or run.blend is None:
         return {}
     there = {one.model.name for one in fitted}
-    parts = {NETWORK if one.name == "network" else one.name: one for one in run.blend.parts}
+    parts = {NETWORK if one.name == "network" else one.name: one for one in run.blend.shares[0]}
     return {name: one for name, one in parts.items() if name not in there}
 
 
