@@ -40,8 +40,8 @@ def blend(run: Run | None, tuning_nll: Mapping[str, float]) -> dict[str, Any] | 
     """
     if run is None or run.blend is None:
         return None
-    weights = run.blend.weights
-    parts = [part.name for part in run.blend.parts]
+    leaves, weights = run.blend.shares
+    parts = [part.name for part in leaves]
     rows: list[dict[str, Any]] = [
         {
             "cause": cause,

@@ -19,6 +19,7 @@ from ehrsequencing.predictors.predictor import Predictor
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.vocabulary import Vocabulary
+from ehrsequencing.results.result_types import Declared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +111,21 @@ def fit_rivals(
     )
 
 
+def declared(
+    task: TaskConfig, main: tuple[float | None, float], strongest: Sequence[str]
+) -> Declared | None:
+    """The one comparison with a verdict: at what the task named, beside the rival that tuning chose."""
+    if task.main_horizon is None or not strongest:
+        return None
+    return {
+        "landmark_days": main[0],
+        "horizon_days": main[1],
+        "cause": task.causes[0],
+        "rival": strongest[0],
+        "metric": "nll",
+    }
+
+
 def trials_of(evaluated: Evaluated, settings: EvaluationConfig) -> int | None:
     """What people tell of their tuning; the boosting tries as many settings."""
     trials = settings.tuning_trials
@@ -121,7 +137,7 @@ def parts_alone(run: Run | None, fitted: Sequence[Fitted]) -> dict[str, Predicto
     if run is None or run.blend is None:
         return {}
     there = {one.model.name for one in fitted}
-    parts = {NETWORK if one.name == "network" else one.name: one for one in run.blend.parts}
+    parts = {NETWORK if one.name == "network" else one.name: one for one in run.blend.shares[0]}
     return {name: one for name, one in parts.items() if name not in there}
 
 
