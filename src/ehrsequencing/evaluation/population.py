@@ -26,8 +26,8 @@ from ehrsequencing.metrics.censoring import (
     median_follow_up_days,
 )
 from ehrsequencing.records.attrition import FEWEST_SUBJECTS
-from ehrsequencing.records.cohort import potential_days
 from ehrsequencing.records.events import DAY_US, NEVER
+from ehrsequencing.records.follow_up import potential_days
 from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords, TaskRows

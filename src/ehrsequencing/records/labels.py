@@ -274,7 +274,7 @@ class Eligibility:
         self.steps = eligibility_steps(rules)
         self.rules = rules or EligibilityConfig()
         self.must_have, self.must_not_have = (
-            [(rule, CodeMatcher(rule.code, parents=parents)) for rule in wanted]
+            [(rule, CodeMatcher(rule.code, parents=parents, confirmed=True)) for rule in wanted]
             for wanted in (self.rules.must_have, self.rules.must_not_have)
         )
 
