@@ -38,11 +38,11 @@ from ehrsequencing.records.events import (
     opens_run,
     parse_date_us,
 )
-from ehrsequencing.records.follow_up import designed_end
 from ehrsequencing.records.labels import (
     Eligibility,
     IndexTimes,
     are_observed,
+    designed_end,
     eligibility_steps,
     read_index_times,
 )

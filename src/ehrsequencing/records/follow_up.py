@@ -7,16 +7,15 @@ until it, is it still to come, and of whom is it not known?
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from copy import copy
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.config.task import CensoringConfig
-from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.disclosure import count_text
-from ehrsequencing.core.record_types import Attrition
+from ehrsequencing.records.account import Attrition
 from ehrsequencing.records.codes import PROVISIONAL, CodeMatcher
+from ehrsequencing.records.cohort import CohortBuilder, CohortRows
 from ehrsequencing.records.events import (
     BIRTH,
     DAY_US,
@@ -30,13 +29,10 @@ from ehrsequencing.records.events import (
     opens_run,
     parse_date_us,
 )
+from ehrsequencing.records.labels import designed_end
 from ehrsequencing.records.meds import MedsReader
 from ehrsequencing.records.survey import DayCounts
-from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.visits import Record
-
-if TYPE_CHECKING:
-    from ehrsequencing.records.cohort import CohortBuilder, CohortRows
 
 MOST = 0.5  # share of the subjects without the event from which on their rows speak against an end of follow-up
 # days after somebody's last row, above which an end by design may have missed that they left
@@ -46,39 +42,8 @@ MUCH_UNSURE = 0.1  # share of an outcome's people whose diagnosis is not confirm
 FEW_LOST = 0.01  # share of the indexes that may have nothing after them where no end is named
 
 
-def designed_end(rule: CensoringConfig, birth_us: Ints, data_end_us: Ints | int) -> Ints:
-    """When each subject's follow-up ends by design, whatever happens before; `NEVER` where nothing ends it so.
-
-    Args:
-        rule: Of the task.
-        birth_us: (S,) `STATIC` where unknown: an age then ends nothing.
-        data_end_us: End of the data set, one for all or (S,); nobody is followed for longer.
-
-    Returns:
-        (S,) microseconds.
-    """
-    out = np.full(len(birth_us), NEVER)
-    if rule.date is not None:
-        out[:] = np.minimum(parse_date_us(rule.date), data_end_us)
-    elif rule.dataset_end:
-        out[:] = data_end_us
-    elif rule.age is not None:
-        known = birth_us != STATIC
-        age_us = birth_us[known] + round(rule.age * DAY_US)
-        out[known] = np.minimum(age_us, np.broadcast_to(data_end_us, out.shape)[known])
-    return out
-
-
-def potential_days(records: TaskRecords, task: TaskConfig, dataset_end_us: int) -> Floats:
-    """(R,) days from each prediction time until follow-up ends by design; infinite where nothing ends it so."""
-    rows = records.rows
-    end_us = designed_end(task.censoring, records.timelines.birth_us, dataset_end_us)[rows.subject]
-    days = (end_us - rows.prediction_us) / DAY_US
-    return np.where(end_us == NEVER, np.inf, days)
-
-
 def count_ends(
-    builder: "CohortBuilder", record: Record, rows: "CohortRows", dataset_end_us: int
+    builder: CohortBuilder, record: Record, rows: CohortRows, dataset_end_us: int
 ) -> dict[str, int]:
     """Hold the end of each subject's follow-up against their own rows.
 
@@ -120,7 +85,7 @@ def count_ends(
     }
 
 
-def count_deaths(record: Record, rows: "CohortRows") -> dict[str, int]:
+def count_deaths(record: Record, rows: CohortRows) -> dict[str, int]:
     """Of the subjects of a shard's prediction times, those with a death: dated, without a date, or in doubt."""
     who = np.unique(rows.subject)
     codes = {"dated": DEATH, "undated": UNDATED_DEATH, "doubtful": DOUBTFUL_DEATH}
@@ -130,7 +95,7 @@ def count_deaths(record: Record, rows: "CohortRows") -> dict[str, int]:
     }
 
 
-def _count_unsure(builder: "CohortBuilder", record: Record) -> Counter[str]:
+def _count_unsure(builder: CohortBuilder, record: Record) -> Counter[str]:
     """Per outcome: subjects with a confirmed code of it, and those with codes that are not confirmed only."""
     events, counts = record.events, Counter[str]()
     is_unsure = np.array([code.endswith(PROVISIONAL) for code in events.codes])
@@ -147,9 +112,7 @@ def _count_unsure(builder: "CohortBuilder", record: Record) -> Counter[str]:
     return counts
 
 
-def count_beyond(
-    reader: MedsReader, builders: Sequence["CohortBuilder"]
-) -> dict[str, Counter[str]]:
+def count_beyond(reader: MedsReader, builders: Sequence[CohortBuilder]) -> dict[str, Counter[str]]:
     """Per task: subjects with an event of each cause after the data's end, which is dropped with the late rows."""
     counts = {builder.task.name: Counter[str]() for builder in builders}
     if reader.late is None:

@@ -251,6 +251,12 @@ def read_card(data: Path) -> dict[str, Any]:
     return card if isinstance(card, dict) else {}
 
 
+def data_name(data: Path) -> str:
+    """What the data set calls itself, else its folder's name."""
+    name = read_card(data).get("dataset_name")
+    return name if isinstance(name, str) and name else data.name
+
+
 def is_simulation(data: Path) -> bool:
     """Whether records are a simulation's: its manifest names them all, and they and its truth are as it says."""
     if not is_json_of(data / MANIFEST, SIMULATION):

@@ -59,6 +59,7 @@ from ehrsequencing.records.meds import (
     SPLITS,
     LateRows,
     MedsReader,
+    data_name,
     find_shards,
     is_simulation,
     parquet_files,
@@ -302,12 +303,6 @@ def _facts(work: "ShardWork", surveyed: "Survey[_FirstPass]") -> dict[str, Any]:
         "made_of": _made_of(work, surveyed),
         "excluded": list(work.excluded.patterns),
     }
-
-
-def data_name(data: Path) -> str:
-    """What the data set calls itself, else its folder's name."""
-    name = read_card(data).get("dataset_name")
-    return name if isinstance(name, str) and name else data.name
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from ehrsequencing.core.disclosure import (
     shareable_rate,
 )
 from ehrsequencing.core.files import Shareable
-from ehrsequencing.core.result_types import (
+from ehrsequencing.results.result_types import (
     CHECKS,
     COUNTS,
     RATES,
