@@ -1,4 +1,4 @@
-"""A task → index times, prediction times, outcomes, censoring and attrition (docs/guide.md).
+"""A task → index times, prediction times, outcomes, censoring and attrition (docs/tasks.md).
 
 Everything is decided per subject from its own timed rows. With T the first outcome or competing event, C the end of
 follow-up and p a prediction time, a row exists exactly where `index ≤ p < min(T, C)`, so that nothing of the outcome's
