@@ -3,27 +3,24 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ehrsequencing.api.data import data_config, meds_folder, task_of
 from ehrsequencing.api.progress import bar, stages
-from ehrsequencing.api.run import TrainedRun
 from ehrsequencing.config import DataConfig, DriftConfig
-from ehrsequencing.core.outputs import DRIFT, output_file, refuse_existing
-from ehrsequencing.evaluation.local_update import update as update_run
 from ehrsequencing.prediction.drift import Drift, compare_data
 from ehrsequencing.prediction.run import Run, opened
-from ehrsequencing.reporting.pages import render_drift
+
+if TYPE_CHECKING:
+    from ehrsequencing.api.run import TrainedRun
 
 
 def drift(
     run: str | os.PathLike[str] | Run,
     data: Any,
     *,
-    out: str | os.PathLike[str] | None = None,
     limits: DriftConfig | None = None,
     facts: Mapping[str, Any] | DataConfig | None = None,
-    overwrite: bool = False,
     progress: bool = True,
 ) -> Drift:
     """Compare new people with the people that a run was trained on: codes, units, numbers, visits, ages.
@@ -31,18 +28,16 @@ def drift(
     Args:
         run: A run, or its folder.
         data: A folder of MEDS data, or a frame of MEDS rows.
-        out: A file for the page; default: none.
         limits: Beyond which a difference is an alarm.
         facts: What the data's own files do not tell, as in `{"extracted": "2026-03-01"}`.
-        overwrite: Whether an earlier page there is replaced.
         progress: Whether to show a bar.
 
     Returns:
         `verdict` is one line, `is_alarm` says whether something lies beyond its limit, and `differences` has everything
-        that was compared, the largest first.
+        that was compared, the largest first; `to_frame()` makes a frame of it.
 
     Raises:
-        EhrseqError: Run or data cannot be used, or something else is at `out`.
+        EhrseqError: Run or data cannot be used.
 
     Example:
         >>> import ehrsequencing as eh
@@ -51,14 +46,8 @@ def drift(
         (False, 'No alarm: these people are like the training people.')
     """
     known = opened(run)
-    if out is not None:
-        refuse_existing(Path(out), DRIFT, overwrite=overwrite)
     with meds_folder(data) as folder, bar("reading the records", show=progress) as tick:
-        found = compare_data(known, folder, data_config(facts), limits, tick)
-    if out is not None:
-        with output_file(Path(out), DRIFT, overwrite=overwrite) as temporary:
-            temporary.write_text(render_drift(found, known.folder.name), encoding="utf-8")
-    return found
+        return compare_data(known, folder, data_config(facts), limits, tick)
 
 
 def update(
@@ -69,7 +58,7 @@ def update(
     task: Any = None,
     overwrite: bool = False,
     progress: bool = True,
-) -> TrainedRun:
+) -> "TrainedRun":
     """Update a run for the people of another hospital: nothing, the level, or level and slope.
 
     A closed test chooses for each cause (`predictors/update.py`), at the landmarks. The level needs 10 people with the
@@ -96,6 +85,9 @@ def update(
         >>> here.manifest["update"]["hf"]["method"] in ("none", "level", "level and slope")
         True
     """
+    from ehrsequencing.api.run import TrainedRun  # these load torch, which drift does not need
+    from ehrsequencing.evaluation.local_update import update as update_run
+
     folder = run.folder if isinstance(run, Run) else run
     where = str(data) if isinstance(data, str | os.PathLike) else "data"
     with meds_folder(data) as source, stages("updating", show=progress) as stage:

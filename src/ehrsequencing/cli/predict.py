@@ -74,9 +74,9 @@ def predict(
     study = read_study(config, overrides, "predict")
     refuse_early(out, data, at, overwrite=overwrite)
     opened = open_run(run, study, "predict", config=config)
-    from ehrsequencing.api.risk_list import write_list
     from ehrsequencing.core.durations import days_of
     from ehrsequencing.prediction.predict_outcomes import predict_outcomes
+    from ehrsequencing.reporting.risk_list import write_list
 
     days = None if horizons is None else days_of(horizons.split(","), where="--horizons")
     given: dict[str, Any] = {"at": at, "horizons_days": days, "facts": study.data, "force": force}
@@ -117,10 +117,6 @@ def drift(
     run: RunFolder,
     data: DataFolder,
     overrides: Overrides = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Also write a page with histograms (HTML)")
-    ] = None,
-    overwrite: Overwrite = False,
     config: Config = None,
 ) -> None:
     """Compare new people with those that a run was trained on; loads no model.
@@ -131,15 +127,12 @@ def drift(
     from ehrsequencing.api.new_people import drift as compare
 
     study = read_study(config, overrides, "drift")
-    refuse_idle({"--overwrite": overwrite}, "without --out", where="ehrseq drift", when=out is None)
     opened = open_run(run, study, "drift", config=config, data=data)
     found = compare(
         opened,
         data,
-        out=out,
         limits=study.drift,
         facts=study.data,
-        overwrite=overwrite,
         progress=shown(),
     )
     for text in found.notes:
@@ -149,10 +142,10 @@ def drift(
         training, here = one.texts
         mark = "  alarm" if one.is_alarm else ""
         say(f"  {_named(one.title, {}):<{CODE}} {training:>9} {here:>9}  {one.size:>4.0%}{mark}")
-    then: list[object] | str = ["predict", run, data, "--at", opened.task.index.moment]
+    then = ["predict", run, data, "--at", opened.task.index.moment]
     if found.is_alarm:
-        then = f"open {out} in a browser" if out else ["drift", run, data, "--out", "drift.html"]
-    finish(wrote={"page": out}, then=then, result=found.as_json())
+        then = ["check", data]
+    finish(wrote={}, then=then, result=found.as_json())
     if found.is_alarm:
         raise typer.Exit(REFUSED)
 

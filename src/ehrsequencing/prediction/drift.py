@@ -18,26 +18,30 @@ from ehrsequencing.core.arrays import Bools, Floats
 from ehrsequencing.core.disclosure import SMALLEST_COUNT, rounded, shareable_count, shareable_rate
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.account import TrainingPeople
-from ehrsequencing.records.codes import CodeMatcher, code_type, read_parents
+from ehrsequencing.records.codes import (
+    CodeMatcher,
+    changed_unit,
+    code_type,
+    parent_code,
+    read_parents,
+)
 from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.meds import MedsReader
 from ehrsequencing.records.people import MEASURES, People, mean_and_sd, visits_a_year
 from ehrsequencing.records.survey import Progress, Steps, survey
 from ehrsequencing.records.vocabulary import Vocabulary
 
-FEWEST_PEOPLE, FEWEST_NUMBERS = (
-    30,
-    20,
-)  # of the new people, and of a code: with fewer nothing is said
+# of the new people, and of a code: with fewer nothing is said
+FEWEST_PEOPLE, FEWEST_NUMBERS = 30, 20
 EXPECTED = 10.0  # people who should have a code: that nobody has it is then no chance
 # standard errors of chance: of a share, and of a distance between distributions
 SIGMAS, KS_SIGMAS = 4.0, 2.5
-MOST_VISITS = (
-    0.5  # rows a visit of a code from which its rate is compared: not of one that comes once
-)
+# rows a visit of a code from which its rate is compared: not of one that comes once
+MOST_VISITS = 0.5
 USUAL = 0.02  # share of the training people's numbers outside their 1st to 99th percentile
 MUCH_UNKNOWN = 0.5  # share of rows with a code that the run does not know
 MOST_NAMED = 5  # codes in one sentence
+MOST_SHOWN = 8  # differences that are printed
 NO_REFERENCE = (
     "the run does not hold what its training people were like (it is a shared copy or of an earlier version), so new"
     " people are compared by units and by common codes only; train again for the rest"
@@ -119,23 +123,26 @@ class Difference:
         return form.format(self.name, training, here)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Drift:
     """New people beside a run's training people.
 
     Attributes:
         people: How many there are, as it may be shared.
         differences: The largest first; None where people are too few.
-        curves: By measure: 129 quantiles of the training people and of these.
-        is_cut: Whether their histories are so short that records must have been cut.
+        histories: Median days from first to last visit of the training people and of these, where they were cut.
         notes: What could not be compared.
     """
 
     people: int | str | None
     differences: list[Difference] | None
-    curves: dict[str, tuple[Floats, Floats]]
-    is_cut: bool
+    histories: tuple[float, float] | None
     notes: list[str]
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether records must have been cut."""
+        return self.histories is not None
 
     @property
     def is_alarm(self) -> bool:
@@ -176,12 +183,25 @@ class Drift:
             text = f"{why}: {mix}."
         if broken := "; ".join(self.sentences(BROKEN)):
             text = f"The feed looks broken: {broken}."
-        if not self.is_cut:
+        if self.histories is None:
             return text
-        training, here = (f"{curve[64]:,.0f}" for curve in self.curves[MEASURES["history"]])
+        training, here = (f"{days:,.0f}" for days in self.histories)
         medians = f"half of the histories are shorter than {here} days ({training} in training)"
         cut = f"The extract is cut ({medians}), so it is judged by rates a year."
         return f"{text} {cut}" if broken else f"{cut} {text}"
+
+    def __repr__(self) -> str:
+        rows = [
+            f"  {one.title:<48} {one.texts[0]:>9} {one.texts[1]:>9}{'  alarm' * one.is_alarm}"
+            for one in (self.differences or ())[:MOST_SHOWN]
+        ]
+        return "\n".join([self.verdict, *rows])
+
+    def to_frame(self) -> Any:
+        """All differences as a frame, the largest first: the fields of `Difference`."""
+        import pandas as pd
+
+        return pd.DataFrame([vars(one) for one in self.differences or ()])
 
     def as_json(self) -> dict[str, Any]:
         """For other programs; everything in it may be shared."""
@@ -191,10 +211,6 @@ class Drift:
             "cut": self.is_cut,
             "people": self.people,
             "differences": [dict(vars(one)) for one in self.differences or ()],
-            "quantiles": {
-                name: {"training": training[::16].tolist(), "here": rounded(here[::16].tolist())}
-                for name, (training, here) in self.curves.items()
-            },
             "notes": self.notes,
         }
 
@@ -207,8 +223,9 @@ def compare(
     parents: Mapping[str, list[str]],
     limits: DriftConfig,
     risks: dict[str, Sampled] | None = None,
+    reference: TrainingPeople | None = None,
 ) -> Drift:
-    """Compare new people with a run's training people.
+    """Compare new people with a run's training people, or with others.
 
     Args:
         people: The new ones, counted by the run's vocabulary.
@@ -217,23 +234,24 @@ def compare(
         parents: Parents of its codes.
         limits: Beyond which a difference is an alarm.
         risks: What is predicted → the risks, as another measure.
+        reference: What the others were like; default: the training people.
     """
-    reference, count = run.training_people, shareable_count(people.total)
+    reference, count = reference or run.training_people, shareable_count(people.total)
     notes = [] if reference else [NO_REFERENCE]
     if people.total < FEWEST_PEOPLE:
-        return Drift(count, None, {}, False, notes)
+        return Drift(count, None, None, notes)
     known, trained = (reference["measures"], reference["people"]) if reference else ({}, 1)
     sampled = {
         MEASURES[name]: (values, knots, np.array(known[name]))
-        for name, (values, knots) in people.measured(end_us).items()
+        for name, (values, knots) in people.measured().items()
         if knots is not None and name in known
     }
     is_cut = False
     if reference and (history := sampled.get(MEASURES["history"])):
         # nearly all histories are shorter than those of a quarter of the training people
         is_cut = bool(np.quantile(history[0], 0.95) < history[2][96])
-    # when an extract is taken says nothing of its feed, and how far it reaches back is said apart
-    unjudged = {MEASURES[name] for name in ("last_visit", *(_OF_LENGTH if is_cut else ()))}
+    # how far an extract reaches back is said apart
+    unjudged = {MEASURES[name] for name in _OF_LENGTH} if is_cut else set()
     named = sampled | (risks or {})
     found = [
         _distance(name, own, trained, 1.0 if name in unjudged else limits.people)
@@ -241,7 +259,10 @@ def compare(
     ]
     if reference and not is_cut:
         found += _rows_a_visit(people, reference, limits)
-    found += [*_numbers(people, limits), *_codes(people, run, parents, limits, is_cut=is_cut)]
+    found += [
+        *_numbers(people, limits),
+        *_codes(people, run, reference, parents, limits, is_cut=is_cut),
+    ]
     unknown = rounded(people.unknown_share / people.total)
     is_alarm = unknown > MUCH_UNKNOWN
     found.append(Difference("unknown", "unknown codes", unknown, None, unknown, is_alarm))
@@ -256,8 +277,11 @@ def compare(
             Difference("rate", "visits a year", rounded(size), usual, rounded(rate), is_alarm)
         )
     found.sort(key=lambda one: -one.size)
-    curves = {name: (training, knots) for name, (_, knots, training) in named.items()}
-    return Drift(count, found, curves, is_cut, notes)
+    histories = None
+    if is_cut:
+        _, knots, training = sampled[MEASURES["history"]]
+        histories = float(training[64]), float(knots[64])
+    return Drift(count, found, histories, notes)
 
 
 def _distance(name: str, own: Sampled, trained: int, limit: float) -> Difference:
@@ -299,7 +323,7 @@ def _rows_a_visit(
 
 
 def _is_group(vocabulary: Vocabulary) -> Bools:
-    """Which scales are of so few people that all their numbers are one group: a mean and no percentiles."""
+    """Which scales are of one group of people: a mean and no percentiles."""
     return np.asarray((vocabulary.knots[:, 0] == vocabulary.knots[:, -1]) & (vocabulary.sd != 1.0))
 
 
@@ -317,8 +341,8 @@ def unusual(person: People, run: Run) -> Iterator[tuple[str | None, str]]:
     for code, (had, _) in codes.items():
         if had > people - SMALLEST_COUNT and not person.subjects[code]:
             yield code, "nearly all training people have it, and this record has not"
-    for name, (values, _) in person.measured(0).items():
-        knots = reference["measures"].get(name) if reference and name != "last_visit" else None
+    for name, (values, _) in person.measured().items():
+        knots = reference["measures"].get(name) if reference else None
         if knots is not None and len(values):
             low, high = np.interp((0.01, 0.99), np.linspace(0, 1, len(knots)), knots)
             if values[0] > high or (name == "age" and values[0] < low):
@@ -338,13 +362,14 @@ def _chance(share: float, n: float, trained: float) -> float:
 def _codes(
     people: People,
     run: Run,
+    reference: TrainingPeople | None,
     parents: Mapping[str, list[str]],
     limits: DriftConfig,
     *,
     is_cut: bool,
 ) -> Iterator[Difference]:
     """Codes that people have more or less often, codes and numbers that are gone, and codes that are new."""
-    n, reference, known = people.total, run.training_people, run.vocabulary
+    n, known = people.total, run.vocabulary
     trained = reference["people"] if reference else np.inf
     shares = {c: (share, 0.0) for c, share in zip(known.codes, known.share, strict=False)}
     if reference:
@@ -353,7 +378,8 @@ def _codes(
     # people asked about may not have had an outcome yet
     outcomes = CohortBuilder(run.task, parents=parents).cause_codes
     shares = {c: share for c, share in shares.items() if not any(one(c) for one in outcomes)}
-    new = {c: m for c, m in people.unknown(known, people.excluded).items() if m >= SMALLEST_COUNT}
+    unknown = people.unknown(known, people.excluded).items()
+    new = {c: m for c, m in unknown if m >= SMALLEST_COUNT and c not in shares}
     units = _units(people, new, parents)
     kinds = {
         code_type(code) for code, m in people.subjects.items() if m and not people.excluded(code)
@@ -389,7 +415,7 @@ def _codes(
         beyond = beyond if reference else 1.0  # in few training people it may have been common
         if old := old_of.get(code):
             kind, beyond = "unit", usual
-            name = _changed_unit(old, code, is_gone=not people.subjects[old])
+            name = changed_unit(old, code, is_gone=not people.subjects[old])
         size = rounded(m / n)
         yield Difference(kind, name, size, 0.0, shareable_rate(m / n, n), m / n > beyond)
 
@@ -403,28 +429,15 @@ def _units(
     for place in np.flatnonzero(known.has_numbers).tolist():
         code = known.codes[place]
         of_parent[code].append(code)
-        of_parent[_parent(code)].append(code)
+        of_parent[parent_code(code)].append(code)
     found = dict[str, str]()
     for code in new:
-        up = _parent(code)
+        up = parent_code(code)
         ups = {code, up} if "//" in up or up in parents.get(code, ()) else {code}
         near = [old for one in ups for old in of_parent[one]]
         if near and people.numbers[code]:
             found[min(near, key=people.subjects.__getitem__)] = code
     return found
-
-
-def _parent(code: str) -> str:
-    return code.rpartition("//")[0]
-
-
-def _changed_unit(old: str, new: str, *, is_gone: bool) -> str:
-    """As in: the unit of LOINC//2345-7 changed (mg/dL is gone, mmol/L is new)."""
-    parent = (
-        new if old.startswith(f"{new}//") else old if new.startswith(f"{old}//") else _parent(new)
-    )
-    was, now = (code.removeprefix(parent).lstrip("/") or "no unit" for code in (old, new))
-    return f"the unit of {parent} changed ({f'{was} is gone, ' if is_gone else ''}{now} is new)"
 
 
 def compare_data(

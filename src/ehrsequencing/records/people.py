@@ -31,7 +31,6 @@ MEASURES = {
     "visits": "visits a person",
     "codes": "different codes a person",
     "history": "days from the first to the last visit",
-    "last_visit": "days since the last visit",
     "age": "age at the last visit, in years",
 }
 
@@ -50,7 +49,7 @@ def measure(
         token: (n,) its token.
 
     Returns:
-        (S',) each; `last_visit` is the day itself, since 1970; `age` is NaN where it is not known.
+        (S',) each; `age` is NaN where it is not known.
     """
     n_visits, n_tokens = np.diff(visit_offsets), int(token.max(initial=0)) + 1
     seen = np.flatnonzero(n_visits)
@@ -63,7 +62,6 @@ def measure(
         "visits": n_visits[seen].astype(np.float64),
         "codes": np.bincount(pairs // n_tokens, minlength=len(birth_us))[seen].astype(np.float64),
         "history": (last_us - first_us) / DAY_US,
-        "last_visit": last_us / DAY_US,
         "age": np.where(is_known, age, np.nan),
     }
 
@@ -127,7 +125,6 @@ def measures_to_keep(
         np.r_[token, vocabulary.base[people.static_codes].astype(np.int32)],
     )
     rate = visits_a_year(measured["visits"], measured["history"])
-    measured["last_visit"] = end_us / DAY_US - measured["last_visit"]
     kept = {name: quantiles(values) for name, values in measured.items()}
     sums = rows_a_visit(owner, token, np.diff(people.subject_offsets))
     each = {code: vocabulary.index.get(code, len(sums[0])) for code in counts["codes"]}
@@ -242,13 +239,11 @@ class People(CodeCounts):
             ),
         }
 
-    def measured(self, end_us: int) -> dict[str, tuple[Floats, Floats | None]]:
+    def measured(self) -> dict[str, tuple[Floats, Floats | None]]:
         """By measure: the values of a sample of people, and their `quantiles`."""
         sample, found = self._sample.by_key(), {}
         for key, name in enumerate(MEASURES):
             values, owner = sample.of(key)
-            if name == "last_visit":
-                values = end_us / DAY_US - values
             found[name] = values[~np.isnan(values)], quantiles(values, owner.astype(np.int64))
         return found
 

@@ -17,7 +17,7 @@ from ehrsequencing.core.version import __version__
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.prediction.drift import Drift
 from ehrsequencing.reporting.chart import Estimate
-from ehrsequencing.reporting.figures import forest, histogram
+from ehrsequencing.reporting.figures import forest
 from ehrsequencing.reporting.wording import environment, interval, percent, with_interval
 from ehrsequencing.results.manifest_types import Origin
 
@@ -266,20 +266,29 @@ def render_pooled(result: Mapping[str, Any]) -> str:
     for row in result["rows"]:
         low, high, i2 = row["next_low"], row["next_high"], row["i2"]
         digits = f".{METRICS[row['metric']].digits}f"
-        another = interval(low, high, digits) or "needs three sites"
+        another = interval(low, high, digits) or "needs five"
         share = "" if i2 is None else f"{100 * i2:.0f}%"
         name = METRICS[row["metric"]].name
         rows.append((where(row), name, str(row["pooled"]), mean(row), another, share))
     columns = ("Event and horizon", "Metric", "Sites", "Mean of the sites", "Another site", "I²")
+    tables: list[Any] = [("All sites", columns, rows)]
+    kicker, notes = "One model at", list[str]()
+    if "over" in result:  # a walk
+        one = ("Index in", "Site left out")[result["over"] == "site"]
+        sizes = [(row["step"], f"{row['train']}", f"{row['subjects']}") for row in result["steps"]]
+        tables.append(("Steps", (one, "People who trained", "People tested"), sizes))
+        kicker, notes = "Trained and tested again at", [result["note"]]
     return _page(
         title=result["task"],
-        kicker=f"One model at {len(result['sites'])} sites: {', '.join(result['sites'])}",
+        kicker=f"{kicker} {len(result['sites'])} sites: {', '.join(result['sites'])}",
         forests=forests,
-        tables=[("All sites", columns, rows)],
+        tables=tables,
         notes=[
             "Random-effects means with Hartung–Knapp intervals (95%). “Another site” is where the true value of a"
             " further hospital lies with a probability of 95%. I² is the share of the differences between sites that"
-            " chance does not explain. A site without an interval is drawn and not pooled."
+            " chance does not explain. A site without an interval is drawn and not pooled; fewer than three have no"
+            " mean.",
+            *notes,
         ],
     )
 
@@ -297,44 +306,12 @@ def mean(row: Mapping[str, Any]) -> str:
 
 # -------------------------------------------------------------------------------------------------------- new people
 
-MOST_ROWS = 25  # of the table
 WHEN = {
     "index": "an index",
     "landmark": "a landmark",
     "visit": "the end of a visit",
     "date": "the given day",
 }
-
-
-def drift_parts(drift: Drift) -> dict[str, Any]:
-    """The parts of a page that compare new people with a run's training people."""
-    rows = [
-        (one.title, *one.texts, f"{one.size:.0%}", "alarm" if one.is_alarm else "")
-        for one in drift.differences or ()
-    ]
-    heads = ("Code or measure", "Training", "Here", "Differs", "")
-    panels = [(name, histogram(*curves, title=name)) for name, curves in drift.curves.items()]
-    note = (
-        "Differs: the difference of two shares of people, or the largest distance between two distributions. Grey bars"
-        " are the training people, the line is these people. Of numbers, the table has the share that lies outside the"
-        " 1st to 99th percentile of the training people's; of measures, the median."
-    )
-    notes = [note, *(f"{text[0].upper()}{text[1:]}." for text in drift.notes)]
-    return {
-        "panels": panels,
-        "tables": [("The largest differences", heads, rows[:MOST_ROWS])],
-        "notes": notes,
-    }
-
-
-def render_drift(drift: Drift, run: str) -> str:
-    """The page of `ehrseq drift` as a string of HTML, without a script."""
-    return _page(
-        title="New people beside the training people",
-        kicker=f"{drift.people} people · run {run}",
-        lines=[drift.verdict],
-        **drift_parts(drift),
-    )
 
 
 def render_list(summary: dict[str, Any], drift: Drift) -> str:
@@ -356,17 +333,12 @@ def render_list(summary: dict[str, Any], drift: Drift) -> str:
         for one in summary["highest"]
     ]
     heads = ("Person", "Prediction time", "Risk", "Raised by")
-    parts = drift_parts(drift)
-    parts["tables"] = [("The highest risks", heads, rows), *parts["tables"]]
     run = f"Run {made_by['run']} ({made_by['fingerprint']}), data {made_by['data']}."
-    parts["notes"] = [
-        "This page names people: keep it where the list is kept.",
-        *parts["notes"],
-        run,
-    ]
+    notes = ["This page names people: keep it where the list is kept.", run]
     return _page(
         title=f"Predictions of {made_by['run']}",
         kicker=f"Risk of {summary['question']}",
         lines=lines,
-        **parts,
+        tables=[("The highest risks", heads, rows)],
+        notes=notes,
     )
