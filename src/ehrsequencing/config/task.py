@@ -1,4 +1,4 @@
-"""The task file: for whom, from when, which event, with which competing causes (docs/guide.md)."""
+"""The task file: for whom, from when, which event, with which competing causes (docs/tasks.md)."""
 
 import re
 from typing import Annotated, Literal
@@ -147,7 +147,7 @@ class DeathsConfig(Settings):
 
 
 class TaskConfig(Settings):
-    """A question: for whom, from when, which event, with which competing causes (docs/guide.md)."""
+    """A question: for whom, from when, which event, with which competing causes (docs/tasks.md)."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")  # of the task, in files and tables
     index: IndexConfig  # time zero of each subject

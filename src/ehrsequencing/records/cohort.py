@@ -1,4 +1,4 @@
-"""A task → index times, prediction times, outcomes, censoring and attrition (docs/guide.md).
+"""A task → index times, prediction times, outcomes, censoring and attrition (docs/tasks.md).
 
 Everything is decided per subject from its own timed rows. With T the first outcome or competing event, C the end of
 follow-up and p a prediction time, a row exists exactly where `index ≤ p < min(T, C)`, so that nothing of the outcome's
@@ -194,16 +194,13 @@ class CohortBuilder:
         labelled: bool = True,
         as_of_us: int | None = None,
     ) -> Cohort:
-        """Apply the task to one shard.
+        """Apply the task to one shard: prediction times and counts.
 
         Args:
             record: The shard.
             dataset_end_us: Last timestamp of the data set.
             labelled: False for prediction in use, which knows no censoring.
             as_of_us: Ask only at this moment (needs `labelled=False`).
-
-        Returns:
-            Prediction times and counts.
         """
         record, undated_us = deaths_of(record, self.task)
         events, birth_us = record.events, record.birth_us

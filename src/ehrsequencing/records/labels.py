@@ -277,10 +277,13 @@ def designed_end(rule: CensoringConfig, birth_us: Ints, data_end_us: Ints | int)
     return out
 
 
-def potential_days(records: TaskRecords, task: TaskConfig, dataset_end_us: int) -> Floats:
-    """(R,) days from each prediction time until follow-up ends by design; infinite where nothing ends it so."""
+def potential_days(
+    records: TaskRecords, task: TaskConfig, dataset_end_us: int, cut_us: int = NEVER
+) -> Floats:
+    """(R,) days from each prediction time until follow-up ends by design, at `cut_us` at the latest; else infinite."""
     rows = records.rows
-    end_us = designed_end(task.censoring, records.timelines.birth_us, dataset_end_us)[rows.subject]
+    design = designed_end(task.censoring, records.timelines.birth_us, dataset_end_us)
+    end_us = np.minimum(design, cut_us)[rows.subject]
     days = (end_us - rows.prediction_us) / DAY_US
     return np.where(end_us == NEVER, np.inf, days)
 

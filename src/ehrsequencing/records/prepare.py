@@ -71,7 +71,14 @@ from ehrsequencing.records.parallel import PROCESSES, call_in_order, count_rows,
 from ehrsequencing.records.people import PEOPLE, measures_to_keep
 from ehrsequencing.records.prepared import SECTIONS, Prepared
 from ehrsequencing.records.reference import write_reference
-from ehrsequencing.records.splits import SplitLookup, split_lookup, split_source
+from ehrsequencing.records.splits import (
+    SplitLookup,
+    cut_by_design,
+    cut_us,
+    require_room,
+    split_lookup,
+    split_source,
+)
 from ehrsequencing.records.survey import (
     DayCounts,
     Part,
@@ -253,6 +260,8 @@ def fill(
         nobody = nobody_left(task, tallies[task.name].as_json())
         if nobody is not None and not allow_empty:
             raise EhrseqError(nobody[0], where=f"task {task.name}", fix=nobody[1])
+        if work.study.splits.by == "date" and not allow_empty:
+            require_room(folder / "tasks", task, work.study.splits, surveyed.end_us)
     for task in work.tasks:
         place, choice = folder / "tasks" / task.name, None
         if task.outcomes is not None:
@@ -372,7 +381,10 @@ class ShardWork:
         for number in shards:
             events = reader.read(reader.shards[number])
             subject_id, subject = events.subjects
-            fit.update(events, subject, (self.lookup(subject_id) == 0)[subject])
+            is_train = (self.lookup(subject_id) == 0)[subject]
+            fit.update(
+                events, subject, is_train & (events.time_us < cut_us(self.study.splits, "train"))
+            )
             days.append(count_days(events, late))
             path = self.folder / _KEPT / f"{number}.rows"
             rows.append(keep(events, path, fit.numbers(events.codes)))
@@ -381,7 +393,13 @@ class ShardWork:
     def encode(self, shards: Sequence[KeptRows], dataset_end_us: int) -> list[EncodedShard]:
         """Second pass: encode a range of subjects, piece by piece, with the stored vocabulary."""
         pieces = read_kept(shards, self._codes, group=self.lookup, rows=_PIECE_ROWS)
-        return [self._encode(events, dataset_end_us) for events in pieces]
+        marks = [one.censoring_codes for one in self.builders if one.censoring_codes is not None]
+        parts = (
+            part
+            for events in pieces
+            for part in cut_by_design(events, self.lookup, marks, dataset_end_us)
+        )
+        return [self._encode(*part) for part in parts]
 
     def _encode(self, events: Events, dataset_end_us: int) -> EncodedShard:
         """Encode visits and each task's prediction times; subjects come split by split."""
