@@ -118,7 +118,7 @@ class NewRecords:
     late: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self.reader = MedsReader(self.data, self.facts, self.run.study.visits)
+        self.reader = MedsReader(self.data, self.facts, self.run.study)
         self.parents = read_parents(self.data)
         self.encoder = Encoder(self.run, self.parents)
         self.excluded, self.builder = self.encoder.excluded, self.encoder.builder
