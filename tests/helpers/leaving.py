@@ -125,8 +125,6 @@ def truth(known: np.ndarray, share: float, world: World) -> tuple[np.ndarray, np
             total = rates.sum(axis=1, keepdims=True)
             part = (rates / total)[:, :, None] * -np.expm1(-total[:, :, None] * KNOTS)
             incidence += wa * wb * part
-        if share == 1.0:
-            incidence *= 1 / wa if wa == weights[0] and False else 1.0
     return incidence, incidence[:, :, -1:]
 
 

@@ -32,12 +32,13 @@ from ehrsequencing.predictors.features import LinearDesign
 from ehrsequencing.predictors.history import fit_feature_spec, history_features
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.vocabulary import Vocabulary
+from ehrsequencing.results.result_types import DropoutPart
 
 FOLDS = 5
-RIDGES_PER_EVENT = (1.0, 0.1, 0.01)
+RIDGES_PER_EVENT = (10.0, 1.0, 0.1, 0.01)
 _ENOUGH = 1e-6  # relative gain that another step of a fit must promise
 MOST_CODES, MOST_STATIC = 40, 20
-FEWEST_LEAVING = 20  # fewer people who left tell nothing of why
+FEWEST_LEAVING = 50  # fewer people who left tell too little of why
 MOST_PEOPLE = 20_000  # whom the regressions are fitted to
 SOME_GAIN = 2.0  # of the log-likelihood of other people
 SOME_RATIO = 1.1  # of the rate of leaving, per sd
@@ -77,6 +78,10 @@ class Pieces:
         stop = np.where(is_last, end, np.minimum(end, following))
         return cls(subject, start, stop, is_last & (dropout == 0), (dropout > 0) & (stop == end))
 
+    def matter(self, duration_days: Floats, horizon_days: float) -> bool:
+        """Whether enough people leave within a horizon from their last prediction time."""
+        return int((self.left & (duration_days < horizon_days)).sum()) >= FEWEST_LEAVING
+
     def cox_rows(self, x: Floats, some: Bools) -> CoxRows:
         """Some of the pieces with covariates, for a regression of leaving."""
         return CoxRows(x[some], self.start_days[some], self.stop_days[some], self.left[some])
@@ -104,6 +109,17 @@ class Dropout:
     def is_by_history(self) -> bool:
         """Whether leaving depends on the history by more than chance explains."""
         return self.low > 1.0 and (self.gain > SOME_GAIN or self.ratio > SOME_RATIO)
+
+    def as_part(self) -> DropoutPart:
+        """The `dropout` key of a result."""
+        return {
+            "events": self.left,
+            "ratio": self.ratio,
+            "low": self.low,
+            "high": self.high,
+            "gain": self.gain,
+            "by_history": self.is_by_history,
+        }
 
 
 @dataclass(frozen=True)
@@ -181,21 +197,22 @@ class HistoryClock(SubjectClock):
         raw = replace(self, least=0.0)
         own, refused = raw.before_own(duration_days), list[float]()
         for horizon in horizons.tolist():
-            at_risk = duration_days > horizon
-            thin = raw.before(horizon)[at_risk] < LEAST_G
+            without = (duration_days > horizon) | (
+                cause == 0
+            )  # some of them left: few like them are seen
+            thin = (without & (raw.before(horizon) < LEAST_G)).mean()
             had = (cause == 1) & (duration_days <= horizon)
             weight = divide(1.0, np.maximum(own[had], self.least), undefined=0.0)
             effective = divide(weight.sum() ** 2, (weight**2).sum(), undefined=0.0)
-            if thin.sum() > MOST_THIN * max(at_risk.sum(), 1) or effective < FEWEST_EFFECTIVE:
+            few = had.sum() >= FEWEST_EFFECTIVE > effective
+            if thin > MOST_THIN or few:
                 refused.append(horizon)
         return replace(self, refused_days=tuple(refused))
 
-    def capped(self) -> int:
-        """How many rows have a chance below the least one by the end of their follow-up."""
-        ends = self.paths.pieces.stop_days[
-            np.searchsorted(self.paths.pieces.subject, self.subject, "right") - 1
-        ]
-        return int((replace(self, least=0.0).before_own(ends - self.since_days) < LEAST_G).sum())
+    def capped(self, duration_days: Floats, horizon_days: float) -> int:
+        """How many rows have a chance below the least one at the horizon, or where they end before it."""
+        raw = replace(self, least=0.0).before_own(np.minimum(duration_days, horizon_days))
+        return int((raw < self.least).sum())
 
 
 def history_covariates(
