@@ -25,8 +25,8 @@ from ehrsequencing.metrics.censoring import (
 )
 from ehrsequencing.records.account import Attrition, CohortCounts
 from ehrsequencing.records.attrition import FEWEST_SUBJECTS
-from ehrsequencing.records.cohort import potential_days
 from ehrsequencing.records.events import DAY_US, NEVER
+from ehrsequencing.records.labels import potential_days
 from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
