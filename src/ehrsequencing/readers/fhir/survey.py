@@ -23,6 +23,7 @@ from ehrsequencing.readers.fhir.elements import (
     qualified,
     referred,
     referred_id,
+    server_of,
     text,
     texts,
     walk,
@@ -108,7 +109,8 @@ def survey(
         known: As `import.known`.
 
     Raises:
-        EhrseqError: Two people have the same id, and nothing names their servers.
+        EhrseqError: Two people have the same id, and nothing names their servers; or references name two servers of an
+            id, and a resource does not say its own.
     """
     servers = {"": 0}
     # of each entry with a type and an id: hash of both, server, update, version, place, state: 0 deleted, 1 subsetted
@@ -119,10 +121,15 @@ def survey(
     conflicts = list[
         tuple[str, str, str, str]
     ]()  # servers and files of an id with two births and sexes
+    named = dict[str, str]()  # id of a patient → the server that whole URLs of references name
+    at_two = list[tuple[str, str, str]]()  # two servers of one id, and the file of the second
     place = -1
     entries = ((where, entry) for where, inside in files for entry in inside)
     for place, (where, entry) in enumerate(entries):
         kind, own = kind_of(entry.resource), text(entry.resource, "id")
+        name, by_url = _patient_by_url(entry.resource)
+        if by_url and named.setdefault(name, by_url) != by_url:
+            at_two.append((named[name], by_url, where))
         server = servers.setdefault(entry.server, len(servers))
         if kind in READ and own is not None:
             key = hash(f"{kind}/{own}")
@@ -145,6 +152,13 @@ def survey(
                 where=" and ".join(dict.fromkeys((first, second))),
                 fix="import the files of each hospital by themselves, or make the ids differ",
             )
+    for first, second, where in at_two:
+        if not {first, second} <= servers.keys():  # the resources themselves do not name them
+            raise EhrseqError(
+                "references name one Patient id at two servers, and a line does not say its own server",
+                where=where,
+                fix="import the files of each server by themselves, from a folder each",
+            )
     lost, newer_parts = _lost(np.frombuffer(seen, np.int64).reshape(-1, 6), place + 1, several)
     wholes = {value for _, table, _, value, *_ in links if table == "wholes"}
     links = [link for link in links if link[1] != "classes" or link[2] in wholes]
@@ -157,6 +171,16 @@ def survey(
         if not lost[place]:  # of several stays the one that ends first
             getattr(looked_up, table).setdefault(name, value)
     return Survey(several, lost, looked_up, newer_parts)
+
+
+def _patient_by_url(resource: Any) -> tuple[str, str]:
+    """Id and server of the patient whom a resource refers to by a whole URL; both empty where it does not."""
+    for path in ("subject", "patient") if isinstance(resource, dict) else ():
+        reference = text(resource.get(path), "reference") or ""
+        target = referred(reference)
+        if target is not None and target[0] == "Patient":
+            return target[1], server_of(reference)
+    return "", ""
 
 
 def _lost(seen: Ints, n: int, several: bool) -> tuple[NDArray[np.int8], int]:
