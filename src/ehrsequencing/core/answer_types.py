@@ -10,6 +10,7 @@ class DriftSummary(TypedDict):
 
     verdict: str
     alarm: bool
+    passes: bool  # whether everything was compared, without an alarm
     cut: bool
     people: int | str | None
     differences: list[dict[str, str | float | None]]  # fields of `prediction.drift.Difference`
@@ -38,6 +39,7 @@ class ListSummary(TypedDict):
 
     kind: str
     format: int
+    list: str | None  # SHA-256 of the file of risks; None where there is no list
     question: str
     at: str
     prediction_times: dict[str, int]  # kind of prediction time → how many

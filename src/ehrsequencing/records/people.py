@@ -10,7 +10,12 @@ import numpy as np
 from ehrsequencing.config import DAYS_PER_YEAR, VisitsConfig
 from ehrsequencing.core.arrays import Floats, Floats32, Ints, Ints32, hash_u64, offsets
 from ehrsequencing.core.disclosure import SMALLEST_COUNT, rounded, shareable_count
-from ehrsequencing.core.record_types import N, PeopleCounts, PeopleMeasures, Rounded
+from ehrsequencing.core.record_types import (
+    N,
+    PeopleCounts,
+    PeopleMeasures,
+    Rounded,
+)
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.encoding import MAX_AGE_YEARS
 from ehrsequencing.records.events import DAY_US, STATIC, Events

@@ -350,6 +350,8 @@ def render_list(summary: ListSummary, drift: Drift) -> str:
     times, above, made_by = summary["prediction_times"], summary["above"], summary["made_by"]
     asked = ", ".join(f"{n:,} at {WHEN[kind]}" for kind, n in times.items())
     lines = [f"Asked: {asked}.", drift.verdict]
+    if summary["list"] is None:
+        lines.insert(0, "There is no list, and nobody is named here.")
     if summary["threshold"] is not None:
         source = summary["threshold_from"].replace("--threshold", "the threshold given")
         limit = f"{percent(summary['threshold'])} or more, {source}"
@@ -365,10 +367,14 @@ def render_list(summary: ListSummary, drift: Drift) -> str:
     ]
     heads = ("Person", "Prediction time", "Risk", "Raised by")
     parts = drift_parts(drift)
-    parts["tables"] = [("The highest risks", heads, rows), *parts["tables"]]
-    run = f"Run {made_by['run']} ({made_by['fingerprint']}), data {made_by['data']}."
+    run = f"Run {made_by['run']} ({made_by['fingerprint']}), data {made_by['data']}"
+    if summary["list"] is None:
+        run += "."
+    else:
+        parts["tables"] = [("The highest risks", heads, rows), *parts["tables"]]
+        run += f", list {summary['list'][:16]} (SHA-256)."
     parts["notes"] = [
-        "This page names people: keep it where the list is kept.",
+        "This page is of single people: keep it where the list is kept.",
         *parts["notes"],
         run,
     ]

@@ -38,12 +38,14 @@ from ehrsequencing.core.outputs import (
     complete_folder,
     write_manifest,
 )
+from ehrsequencing.core.redaction import redact_people
 from ehrsequencing.core.result_types import Shared
 from ehrsequencing.core.version import __version__
 from ehrsequencing.evaluation.results import read_result
 from ehrsequencing.models.base import CONFIG_FILE, WEIGHTS_FILE
 from ehrsequencing.prediction.run import UPDATE, Run, saved_audit
 from ehrsequencing.records.outcomes import OUTCOMES_FILE
+from ehrsequencing.records.people import PEOPLE
 from ehrsequencing.records.reference import REFERENCE
 from ehrsequencing.reporting.model_cards import (
     APPLIED_CARD,
@@ -90,6 +92,8 @@ def share_run(
     with complete_folder(out, SHARED_RUN, overwrite=overwrite) as folder:
         for name in names:
             write_bytes(folder / name, (run.folder / name).read_bytes())
+        if run.training_people:
+            write_shareable(folder / PEOPLE, redact_people(run.training_people))
         write_settings(folder / "config.yaml", settings_to_share(run.study))
         metrics = read_result(run.folder) or Shareable[Shared]()  # nothing tells of nobody
         for name, text in _cards(run, metrics, license_id=license_id).items():
