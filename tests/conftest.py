@@ -76,6 +76,40 @@ def _quick_evaluations(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
+def _unexpected_errors() -> Iterator[list[str]]:
+    """What a command ended with in exit code 3, in this process or in a child of it."""
+    from ehrsequencing.cli import console
+
+    met, plain, wait = list[str](), console._line_and_code, subprocess.Popen.wait
+
+    def line_and_code(error: Exception) -> tuple[str, int]:
+        line, code = plain(error)
+        if code == console.UNEXPECTED:
+            met.append(line)
+        return line, code
+
+    def waited(process: "subprocess.Popen[Any]", timeout: float | None = None) -> int:
+        code = wait(process, timeout)
+        if code == console.UNEXPECTED and "ehrseq" in str(process.args):
+            met.append(f"{process.args} ended with {code}")
+        return code
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(console, "_line_and_code", line_and_code)
+        patch.setattr(subprocess.Popen, "wait", waited)
+        yield met
+
+
+@pytest.fixture(autouse=True)
+def _no_unexpected_error(request: pytest.FixtureRequest, _unexpected_errors: list[str]) -> Iterator[None]:
+    """Exit code 3 is a fault wherever it is met, but in a test that is marked `unexpected`."""
+    _unexpected_errors.clear()
+    yield
+    if "unexpected" not in request.keywords:
+        assert not _unexpected_errors
+
+
+@pytest.fixture(scope="session")
 def real_data() -> Path:
     if not REAL_DATA.is_dir():
         pytest.skip(f"needs the third-party data at {REAL_DATA}")

@@ -10,7 +10,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from ehrsequencing.core.result_types import Trajectory
+from ehrsequencing.results.result_types import Trajectory
 from ehrsequencing.reporting.patient import Patient, patient_figure, patient_of
 from ehrsequencing.reporting.report import standalone
 

@@ -29,8 +29,8 @@ _PUBLIC = {
     "compare": "ehrsequencing.api.compare",
     "compare_risks": "ehrsequencing.api.compare",
     "cox": "ehrsequencing.api.cox",
-    "drift": "ehrsequencing.api.drift",
-    "update": "ehrsequencing.api.update",
+    "drift": "ehrsequencing.api.new_people",
+    "update": "ehrsequencing.api.new_people",
     "evaluate": "ehrsequencing.api.evaluate",
     "export": "ehrsequencing.api.predictions",
     "fit": "ehrsequencing.api.training",
@@ -103,10 +103,10 @@ if TYPE_CHECKING:
     )
     from ehrsequencing.api.cox import cox as cox
     from ehrsequencing.api.data import prepare as prepare, read_meds as read_meds
-    from ehrsequencing.api.drift import drift as drift
     from ehrsequencing.api.estimator import EHRSurvival as EHRSurvival
     from ehrsequencing.api.evaluate import audit as audit, evaluate as evaluate, score as score
     from ehrsequencing.api.flat_table import from_table as from_table
+    from ehrsequencing.api.new_people import drift as drift, update as update
     from ehrsequencing.api.predictions import aalen_johansen as aalen_johansen, export as export
     from ehrsequencing.api.records import (
         check as check,
@@ -120,7 +120,6 @@ if TYPE_CHECKING:
     from ehrsequencing.api.run import load as load
     from ehrsequencing.api.study import run as run
     from ehrsequencing.api.training import fit as fit, pretrain as pretrain, save_run as save_run
-    from ehrsequencing.api.update import update as update
     from ehrsequencing.batches.visit_batch import VisitBatch as VisitBatch
     from ehrsequencing.config import ModelConfig as ModelConfig, TaskConfig as TaskConfig
     from ehrsequencing.config.base import visit_encoder as visit_encoder
@@ -134,10 +133,10 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name in _PACKAGES:
         return import_module(_PACKAGES[name])
-    if name in _PUBLIC:
-        return getattr(import_module(_PUBLIC[name]), name)
-    from ehrsequencing.core.elsewhere import missing_name
+    from ehrsequencing.core.elsewhere import missing_name, public
 
+    if name in _PUBLIC:
+        return public(import_module(_PUBLIC[name]), name)
     raise missing_name(__name__, name, __all__)
 
 

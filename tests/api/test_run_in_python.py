@@ -21,16 +21,16 @@ from ehrsequencing.config import load_study
 from ehrsequencing.config.files import load_task
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.made_of import differing
-from ehrsequencing.core.redaction import redact
 from ehrsequencing.evaluation.cohort_table import cohort_table
 from ehrsequencing.evaluation.context import Context
-from ehrsequencing.evaluation.evaluated import Evaluated
 from ehrsequencing.evaluation.population import Population
+from ehrsequencing.evaluation.rivals import Evaluated
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.prediction.predict import predict
 from ehrsequencing.records.prepare import content_of
 from ehrsequencing.reporting import figures
 from ehrsequencing.reporting.figures import stacked
+from ehrsequencing.results.redaction import redact
 from helpers.command_line import ehrseq
 from helpers.explorer_page import codes_of
 

@@ -1,4 +1,4 @@
-"""`ehrseq update`: a run for another hospital that every other command takes; refusals; the last layer exactly."""
+"""`ehrseq update`: a run for another hospital that every other command takes; refusals."""
 
 import json
 from pathlib import Path
@@ -7,14 +7,10 @@ import numpy as np
 import pytest
 
 import ehrsequencing as eh
-from ehrsequencing.api.update import _Local, _write
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json
-from ehrsequencing.evaluation.external import read_external
 from ehrsequencing.prediction.run import UPDATE
-from ehrsequencing.predictors.update import CauseUpdate
 from ehrsequencing.simulate import simulate
-from helpers.blends import quick_parts
 from helpers.command_line import ehrseq, refused
 from helpers.simulate import busy_world
 
@@ -64,33 +60,11 @@ def test_the_new_run_is_one_that_every_command_takes(updated: Path, other: Path,
 
 
 def test_a_second_update_starts_from_the_first(updated: Path, other: Path, tmp_path: Path) -> None:
-    again = eh.update(updated, other, out=tmp_path / "again", progress=False)
+    again = eh.update(eh.load(updated), other, out=tmp_path / "again", progress=False)
     once = eh.load(updated)
     assert again.manifest["update"]["of"] == once.fingerprint
     if all(again.manifest["update"][cause]["method"] == "none" for cause in again.task.causes):
         assert read_json(again.folder / UPDATE) == read_json(once.folder / UPDATE)
-
-
-@pytest.mark.parametrize("blended", [False, True])
-def test_the_layer_moves_the_whole_as_fitted(
-    blended: bool, sim_run: Path, sim_prepared: Path, other: Path, tmp_path: Path
-) -> None:
-    run = eh.load(sim_run)
-    if blended:
-        with quick_parts():
-            small = {"dim": 16, "heads": 2, "layers": 1}
-            run = eh.fit(sim_prepared, out=tmp_path / "run", model=small, epochs=1, blend=True, progress=False)
-    external = read_external(run, other)
-    here = _Local(run, external)
-    e = int(np.flatnonzero(here.can_refit)[0])
-    chosen = [CauseUpdate("none", "none", {}, 1.0) for _ in here.causes]
-    chosen[e] = CauseUpdate("last layer", "last layer", {}, 1.0, -7.0, 0.3, -0.2, np.array([0.4, -0.3, 0.2]))
-    expected = chosen[e].applied(here.eta[:, e], here.hidden)
-    _write(run, tmp_path / "new", here, chosen, {}, overwrite=False)
-    new = _Local(eh.load(tmp_path / "new"), external)
-    np.testing.assert_allclose(new.eta[:, e], expected, atol=2e-4)
-    others = [k for k in range(len(here.causes)) if k != e]
-    np.testing.assert_allclose(new.eta[:, others], here.eta[:, others], atol=2e-4)
 
 
 def test_too_few_events_and_another_question_are_refused(sim_run: Path, other: Path, tmp_path: Path) -> None:

@@ -8,93 +8,18 @@ import numpy as np
 import pytest
 
 import ehrsequencing.records.vocabulary_fit as fit_room
-import ehrsequencing.training.resolve as resolve_room
-import ehrsequencing.training.train as train_room
 from ehrsequencing.audit.audit import CHECKS
-from ehrsequencing.batches.loader import SubjectLoader
-from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.scales import Scale
 from ehrsequencing.records.vocabulary_fit import VocabularyFit
 from helpers.audit import FIRST_ID, assemble, hospital_rows, leaks, make_set, verdicts
-from helpers.meds import SPLITS, Row
-from helpers.planted import PLANTED, assemble_with, planted
+from helpers.meds import Row
+from helpers.planted import PLANTED, planted
 from helpers.planted_codes import PLANTED as PLANTED_CODES
 
 
 @pytest.fixture(scope="module")
 def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_set(tmp_path_factory.mktemp("hospital"), hospital_rows())
-
-
-# ---- things fitted on everyone ---------------------------------------------------------------------------------------
-
-
-@planted("fitted_again")
-def vocabulary_of_everyone(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
-    update = VocabularyFit.update
-    return assemble_with(
-        tmp, patch, VocabularyFit, "update", lambda self, e, s, training: update(self, e, s, training | True)
-    )
-
-
-def with_scales_of_everyone(tmp: Path, patch: pytest.MonkeyPatch, *settings: str) -> Path:
-    """Codes are counted on training subjects, but the scales of their values come from all."""
-    update = VocabularyFit.update
-
-    def leaky(self: Any, events: Any, subject: Any, is_training: Any) -> None:
-        if not hasattr(self, "honest"):
-            self.honest = VocabularyFit(self.settings, self.value_settings, excluded=self.excluded)
-        update(self.honest, events, subject, is_training)
-        update(self, events, subject, is_training | True)
-        self.subjects = self.honest.subjects
-
-    return assemble_with(tmp, patch, VocabularyFit, "update", leaky, *settings)
-
-
-@planted("fitted_again")
-def scales_of_everyone(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
-    return with_scales_of_everyone(tmp, patch)
-
-
-@planted("fitted_again")
-def grid_of_everyone(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
-    edges = resolve_room.grid_edges
-    rows = [Prepared(honest).rows("hospital", split) for split in SPLITS]
-
-    def of_all(duration: Any, cause: Any, **settings: Any) -> Any:
-        subject = np.concatenate([3 * r.subject + k for k, r in enumerate(rows)])
-        durations, causes = (np.concatenate([getattr(r, name) for r in rows]) for name in ("duration_days", "cause"))
-        return edges(durations, causes, **settings | {"subject": subject})
-
-    with patch.context() as during:
-        during.setattr(resolve_room, "grid_edges", of_all)
-        return assemble(honest, tmp / "run")
-
-
-def corrected_on(split: str, honest: Path, patch: pytest.MonkeyPatch, *, counted_on: str) -> None:
-    """The last step of training is fitted on another split, and told with the counts of a third."""
-    fit, store = train_room.recalibrate_head, Prepared(honest)
-
-    def elsewhere(model: Any, loader: SubjectLoader, **settings: Any) -> Any:
-        fitted = fit(model, SubjectLoader.of_model(model.config, store.records("hospital", split)), **settings)
-        counted = store.rows("hospital", counted_on)
-        subjects = [len(np.unique(counted.subject[counted.cause == cause])) for cause in (1, 2)]
-        return replace(fitted, subjects=np.array(subjects))
-
-    patch.setattr(train_room, "recalibrate_head", elsewhere)
-
-
-@planted("fitted_again")
-def recalibration_on_held_out(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
-    corrected_on("held_out", honest, patch, counted_on="held_out")
-    return assemble(honest, tmp / "run")
-
-
-@planted("fitted_again")
-def recalibration_on_training_told_as_tuning(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
-    """Only the three numbers betray it."""
-    corrected_on("train", honest, patch, counted_on="tuning")
-    return assemble(honest, tmp / "run")
 
 
 # ---- what tells of single people -------------------------------------------------------------------------------------
@@ -173,7 +98,6 @@ def death_flag_in_the_records(honest: Path, tmp: Path, patch: pytest.MonkeyPatch
 # What `make test` leaves to `make test-all`: another place of a leak that it plants, found by the same check.
 LATER = {
     "target_encoded_number",
-    "recalibration_on_training_told_as_tuning",
     "summaries_that_look_ahead",
     "static_code_made_from_the_outcome",
     "asked_at_the_instant_of_the_outcome",

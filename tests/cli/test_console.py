@@ -44,6 +44,7 @@ def failing(error: BaseException) -> Result:
     return CliRunner().invoke(small, [])
 
 
+@pytest.mark.unexpected
 @pytest.mark.parametrize(
     ("error", "code", "line"),
     [
@@ -64,6 +65,7 @@ def test_every_error_is_one_line_with_its_own_exit_code(error: BaseException, co
     assert "4711" not in done.stderr
 
 
+@pytest.mark.unexpected
 def test_an_unexpected_error_of_a_command_is_3_and_debug_shows_the_traceback(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

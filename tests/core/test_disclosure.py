@@ -13,9 +13,8 @@ from hypothesis import given, strategies as st
 
 from ehrsequencing.api.paper import accuracy_table
 from ehrsequencing.config import EvaluationConfig
-from ehrsequencing.core import disclosure, redaction
+from ehrsequencing.core import disclosure
 from ehrsequencing.core.disclosure import enough_people, shareable_count, shareable_rate
-from ehrsequencing.core.redaction import INDIVIDUAL, redact
 from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.results import add_result, read_result, write_result
@@ -24,6 +23,8 @@ from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting.model_cards import model_card
 from ehrsequencing.reporting.report import ANSWER, DETAILS, PAGES, render
 from ehrsequencing.reporting.terminal import metric_lines
+from ehrsequencing.results import redaction
+from ehrsequencing.results.redaction import INDIVIDUAL, redact
 from helpers.disclosure import as_real
 from helpers.metrics_json import WIDE, complete
 

@@ -9,9 +9,9 @@ import pytest
 
 from ehrsequencing.core.files import read_json
 from ehrsequencing.core.outputs import MANIFEST
-from ehrsequencing.core.redaction import redact
 from ehrsequencing.records.reference import REFERENCE
 from ehrsequencing.reporting.report import render
+from ehrsequencing.results.redaction import redact
 from helpers.command_line import ehrseq
 from helpers.disclosure import as_real, records_of_people
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ehrsequencing.core.files import Page, Shareable, write_shareable
-from ehrsequencing.core.redaction import redact, redact_audit, redact_rows
+from ehrsequencing.results.redaction import redact, redact_audit, redact_rows
 from helpers.metrics_json import complete
 
 

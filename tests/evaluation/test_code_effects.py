@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from ehrsequencing.config import EvaluationConfig
-from ehrsequencing.core.redaction import redact
 from ehrsequencing.evaluation.examples import CHANGED, GONE, RARE, code_effects
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.explain import Question, deletion, subject_records
@@ -16,6 +15,7 @@ from ehrsequencing.prediction.predict import Moment, NewRecords
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting.report import render
+from ehrsequencing.results.redaction import redact
 from helpers.metrics_json import example
 
 FOUND = {

@@ -9,20 +9,19 @@ import pytest
 
 from ehrsequencing.config import EvaluationConfig, StudyConfig, load_task
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.redaction import redact
-from ehrsequencing.core.result_types import Exact, Shared
 from ehrsequencing.evaluation import rivals as rivals_module
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.context import Context
 from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
-from ehrsequencing.evaluation.evaluated import Evaluated
 from ehrsequencing.evaluation.population import Population
-from ehrsequencing.evaluation.rivals import fit_rivals
+from ehrsequencing.evaluation.rivals import Evaluated, fit_rivals
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.predictors.fit import AgeAndSex, Fitted, MarginalIncidence
 from ehrsequencing.predictors.fitting_data import FittingData
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.results.redaction import redact
+from ehrsequencing.results.result_types import Exact, Shared
 from helpers.metric_table import metric_table
 from helpers.result_keys import faults
 from helpers.rows import risk_of_rows

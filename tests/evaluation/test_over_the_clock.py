@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ehrsequencing.core.redaction import redact
 from ehrsequencing.evaluation.subgroups import VISITS, groups_of_rows
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting import panels, tables
 from ehrsequencing.reporting.report import DETAILS, pages
+from ehrsequencing.results.redaction import redact
 from helpers.metrics_json import WIDE, complete
 
 

@@ -12,8 +12,8 @@ from ehrsequencing.evaluation.comparison import Comparison, draw_subjects, main_
 from ehrsequencing.evaluation.context import Context, input_rates
 from ehrsequencing.evaluation.curves import cells, decision_rows, incidence_rows, smooth_rows
 from ehrsequencing.evaluation.estimates import over_time_rows
-from ehrsequencing.evaluation.evaluated import Evaluated
 from ehrsequencing.evaluation.population import Population, at_risk, unobserved_tenths
+from ehrsequencing.evaluation.rivals import Evaluated
 from ehrsequencing.evaluation.subgroups import NOT_RECORDED, groups_of_rows, subgroup_rows
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords, Timelines

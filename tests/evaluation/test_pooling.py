@@ -14,8 +14,8 @@ from ehrsequencing.core.disclosure import rounded
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import sha256
 from ehrsequencing.core.outputs import EXTERNAL, save_manifest
-from ehrsequencing.core.redaction import redact
 from ehrsequencing.evaluation.pooling import pool, random_effects, read_sites
+from ehrsequencing.results.redaction import redact
 from helpers.command_line import ehrseq
 from helpers.metrics_json import complete
 from helpers.report_page import Page, svgs

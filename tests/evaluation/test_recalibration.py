@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 
 from ehrsequencing.config import EvaluationConfig
-from ehrsequencing.evaluation.estimates import before_and_after, recalibrate
+from ehrsequencing.evaluation.estimates import recalibrate
 from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.models.hazards import horizon_nll
@@ -96,11 +96,11 @@ def test_before_and_after_of_a_run_that_was_spoilt(sim_run: Path, sim_prepared: 
     run, store = Run(sim_run), Prepared(sim_prepared)
     judged = Population.of_split(store, run.task, "held_out")
     settings = EvaluationConfig(baselines="none", bootstrap=0)
-    evaluation = Evaluation(run, judged, prepared=None, settings=settings)
     honest = run.predictor
     run.predictor = honest.recalibrated(np.log([8.0, 1.0]), np.ones(2))
+    evaluation = Evaluation(run, judged, prepared=None, settings=settings)
     fitted = recalibrate(run, store)
-    found = before_and_after(evaluation, run, fitted, landmark_days=run.task.landmarks[0])
+    found = evaluation.recalibrated(fitted, run.task.landmarks[0])
     assert found["fitted_on"] == "tuning"
     assert fitted.subjects[0] >= FEWEST > fitted.subjects[1]
     rows = store.records("simulated", "tuning").rows

@@ -12,20 +12,19 @@ from hypothesis import given, strategies as st
 import ehrsequencing as eh
 from ehrsequencing.config import EvaluationConfig, TaskConfig
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.result_types import place_of
 from ehrsequencing.evaluation import repeated_splits as module
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.evaluate import Evaluation
-from ehrsequencing.evaluation.evaluated import Evaluated
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.repeated_splits import Place, Split, corrected_interval, repeated_splits, summarise
-from ehrsequencing.evaluation.rivals import fit_rivals
+from ehrsequencing.evaluation.rivals import Evaluated, fit_rivals
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.predictors.fit import AgeAndSex, Fitted
 from ehrsequencing.predictors.fitting_data import FittingData
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.results.result_types import place_of
 from ehrsequencing.simulate.dataset import simulate
 from helpers.command_line import ehrseq, refused
 from helpers.training import Interrupted

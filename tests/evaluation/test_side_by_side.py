@@ -10,7 +10,6 @@ import pytest
 
 from ehrsequencing.api.compare import compare
 from ehrsequencing.config import EvaluationConfig, StudyConfig, TaskConfig
-from ehrsequencing.evaluation.estimates import before_and_after
 from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
 from ehrsequencing.evaluation.external import validate
 from ehrsequencing.evaluation.population import Population
@@ -77,7 +76,7 @@ def test_observed_over_expected_before_a_recalibration_is_that_of_the_evaluation
     shape = (len(run.task.causes), 1)
     none = np.zeros(shape[0])
     nothing = Recalibration(np.zeros(shape), np.ones(shape), none, none, none, np.zeros(shape[0], dtype=np.int64))
-    found = before_and_after(evaluation, run, nothing, landmark_days=0.0)
+    found = evaluation.recalibrated(nothing, 0.0)
     for cause in run.task.causes:
         for h, horizon in enumerate(run.task.horizons):
             for side in ("before", "after"):

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from ehrsequencing.core.redaction import redact_rows
 from ehrsequencing.evaluation.comparison import Comparison, draw_subjects
 from ehrsequencing.evaluation.subgroups import subgroup_rows
+from ehrsequencing.results.redaction import redact_rows
 from reference.r_oracles import risk_rows
 
 

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings, strategies as st
 
 from ehrsequencing.core.disclosure import TOO_FEW
-from ehrsequencing.core.redaction import redact
 from ehrsequencing.evaluation.comparison import OURS, Comparison
 from ehrsequencing.evaluation.curves import decision_rows, smooth_rows
 from ehrsequencing.evaluation.estimates import (
@@ -26,6 +25,7 @@ from ehrsequencing.evaluation.subgroups import subgroup_rows
 from ehrsequencing.metrics.bootstrap import interval_around
 from ehrsequencing.reporting.scores import Scores, cause_verdict
 from ehrsequencing.reporting.terminal import metric_lines
+from ehrsequencing.results.redaction import redact
 from helpers.comparison import CAUSES, HORIZONS, world
 from helpers.metrics_json import complete
 

@@ -17,9 +17,9 @@ import pytest
 from ehrsequencing.core.arrays import hash_u64
 from ehrsequencing.core.disclosure import shareable_count
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.evaluation.evaluated import Evaluated
 from ehrsequencing.evaluation.examples import trajectories
 from ehrsequencing.evaluation.population import Population
+from ehrsequencing.evaluation.rivals import Evaluated
 from ehrsequencing.explain import (
     Edit,
     Question,

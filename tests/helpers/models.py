@@ -28,6 +28,7 @@ MODELS: dict[str, Settings] = {
     "the seeds": {"visit_mlp": False, "values": "none", "delta_bins": "linear", "max_visits": 3},
     "code types": {"code_types": True, "wide_head": True},
     "table": {"table_dim": 6, "wide_head": True},
+    "query follows": {"query_follows_visit": True, "wide_head": True},
     "sinusoidal": {"position": "sinusoidal", "max_visits": 3},
     "flat": {"architecture": "flat"},
     **{f"flat {reach}": {"architecture": "flat", "max_tokens": reach} for reach in REACHES[1:]},

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from ehrsequencing.core.result_types import DecisionRow, SubgroupRow
 from ehrsequencing.evaluation.curves import OPERATING_COLUMNS
 from ehrsequencing.evaluation.subgroups import SUBGROUP_METRICS
+from ehrsequencing.results.result_types import DecisionRow, SubgroupRow
 
 # keys that a row has beside those that its type names: all of them in a row of the first type, any in the second
 ALL_OF = {DecisionRow: {*OPERATING_COLUMNS}}

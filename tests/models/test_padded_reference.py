@@ -30,6 +30,7 @@ COMMON: dict[str, tuple[object, ...]] = {
 HIERARCHICAL: dict[str, tuple[object, ...]] = {
     "visit_mlp": (True, False),
     "code_position": (False, True),
+    "query_follows_visit": (False, True),
     "delta": ({}, {"delta_bins": "none"}, {"delta_bins": "linear"}),
 }
 Combination = tuple[str, str, str, str]  # encoder (or reach), timeline (or direction), head, position

@@ -1,5 +1,6 @@
 """`save_pretrained` and `from_pretrained`: the same model again, and nothing else is ever loaded."""
 
+import json
 import pickle
 from pathlib import Path
 
@@ -34,6 +35,23 @@ def test_the_same_model_again(tmp_path: Path, settings: dict[str, object]) -> No
     assert sorted(p.name for p in (tmp_path / "a" / "run").iterdir()) == ["config.json", "model.safetensors"]
     again.save_pretrained(tmp_path / "a" / "run")  # over a file that may still be mapped
     assert load_file(tmp_path / "a" / "run" / "model.safetensors").keys() == model.state_dict().keys()
+
+
+def test_a_model_of_2_0_is_read(tmp_path: Path) -> None:
+    """It has free bins alone, and no curves of time."""
+    model, batch = make_model(wide_head=True), pack(sample_records())
+    with torch.no_grad():
+        for layer in (model.head.W2, model.wide_head):
+            layer.curves.zero_()
+    model.save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    old = {name: tensor for name, tensor in load_file(path).items() if not name.endswith(".curves")}
+    assert len(old) == len(load_file(path)) - 2
+    save_file(old, path, metadata={"format": "pt"})
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["query_follows_visit"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    torch.testing.assert_close(Model.from_pretrained(tmp_path)(batch), model(batch), rtol=0, atol=0)
 
 
 def test_a_folder_of_the_other_architecture(tmp_path: Path) -> None:

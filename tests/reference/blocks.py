@@ -49,10 +49,20 @@ def turned(x: Tensor, angles: Tensor) -> Tensor:
 
 def head(p: Parameters, config: ModelConfig, z: Tensor, wide: Tensor) -> Tensor:
     """States (..., d) and the wide head's input (..., d) → logits (..., causes, bins), or (...) for `visit`."""
-    logits = linear(p, "head.W2", F.gelu(linear(p, "head.W1", norm(p, "head.norm", z))))
+    hidden = F.gelu(linear(p, "head.W1", norm(p, "head.norm", z)))
+    logits = linear(p, "head.W2", hidden)
     if config.wide_head:
         logits = logits + wide @ p["wide_head.weight"].T
-    return logits.squeeze(-1) if config.head == "visit" else logits.unflatten(-1, (config.causes, config.bins))
+    if config.head == "visit":
+        return logits.squeeze(-1)
+    logits = logits.unflatten(-1, (config.causes, config.bins))
+    place = torch.linspace(0, 1, config.bins, dtype=z.dtype) if config.bins > 1 else torch.zeros(1, dtype=z.dtype)
+    for j, curve in enumerate((torch.ones_like(place), 1 - 2 * place, torch.exp(-6 * place))):
+        effect = hidden @ p["head.W2.curves"][:, j].T
+        if config.wide_head:
+            effect = effect + wide @ p["wide_head.curves"][:, j].T
+        logits = logits + effect.unsqueeze(-1) * curve
+    return logits
 
 
 def table_vectors(p: Parameters, config: ModelConfig, x: Padded) -> Tensor:

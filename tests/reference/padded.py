@@ -33,6 +33,8 @@ def reference_logits(p: Parameters, config: ModelConfig, x: Padded) -> Tensor:
     u = visit_vectors(p, config, e, code_mask)
     if config.visit_mlp:
         u = u + visit_mlp(p, u) * code_mask.any(-1, keepdim=True)
+    if config.query_follows_visit:
+        u = u + last_visits(u, x)
     u = u + static_vectors(p, x).unsqueeze(1)
     inputs = u + time_signals(p, config, x)
     h = inputs[..., :0]
@@ -92,6 +94,19 @@ def mini_transformer(p: Parameters, config: ModelConfig, e: Tensor, mask: Tensor
 def visit_mlp(p: Parameters, u: Tensor) -> Tensor:
     name = "visit_encoder.mlp."
     return linear(p, name + "W2", F.gelu(linear(p, name + "W1", norm(p, name + "norm", u))))
+
+
+def last_visits(u: Tensor, x: Padded) -> Tensor:
+    """(B, V, d) at a query the vector of the last visit before it; zero elsewhere."""
+    rows = []
+    for b in range(len(x.visit_mask)):
+        last = u.new_zeros(u.shape[-1])
+        for v in range(x.visit_mask.shape[1]):
+            is_query = bool(x.is_query[b, v])
+            rows.append(last if x.visit_mask[b, v] and is_query else last * 0)
+            if x.visit_mask[b, v] and not is_query:
+                last = u[b, v]
+    return torch.stack(rows).view_as(u) if rows else u * 0
 
 
 # ---- module 3: when --------------------------------------------------------------------------------------------------

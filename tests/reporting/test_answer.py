@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.redaction import redact
 from ehrsequencing.evaluation.comparison import Comparison, draw_subjects
 from ehrsequencing.evaluation.context import QUESTIONS, read_tripod
 from ehrsequencing.evaluation.curves import incidence_rows, risk_groups
@@ -16,6 +15,7 @@ from ehrsequencing.metrics.censoring import aalen_johansen
 from ehrsequencing.reporting import figures
 from ehrsequencing.reporting.report import ANSWER, count_texts, render
 from ehrsequencing.reporting.scores import Scores, cause_verdict, caveats
+from ehrsequencing.results.redaction import redact
 from helpers.metrics_json import ORACLE, WIDE, complete, example
 from helpers.report_page import Page, svgs
 

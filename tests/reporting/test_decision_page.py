@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from ehrsequencing.core.disclosure import enough_people, shareable_count
-from ehrsequencing.core.redaction import redact
-from ehrsequencing.core.result_types import place_of
 from ehrsequencing.evaluation.context import QUESTIONS
 from ehrsequencing.reporting import panels, tables
 from ehrsequencing.reporting.pages import outcome_lines, render_outcomes
 from ehrsequencing.reporting.report import ANSWER, count_texts, render
 from ehrsequencing.reporting.scores import Scores, cause_verdict
 from ehrsequencing.reporting.terminal import metric_lines
+from ehrsequencing.results.redaction import redact
+from ehrsequencing.results.result_types import place_of
 from helpers.metrics_json import MODELS, WIDE, YEAR, complete, example
 from helpers.report_page import Page, sentence, svgs
 

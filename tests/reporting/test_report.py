@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from hypothesis import example as for_example, given, settings, strategies as st
 
-from ehrsequencing.core.result_types import Histogram
 from ehrsequencing.evaluation.context import QUESTIONS
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.reporting import figures, tables
@@ -21,6 +20,7 @@ from ehrsequencing.reporting.patient import (
     patient_of,
 )
 from ehrsequencing.reporting.report import ANSWER, pages, render, standalone
+from ehrsequencing.results.result_types import Histogram
 from helpers.metrics_json import MODELS, ORACLE, WIDE, complete, example
 from helpers.report_page import Page, svgs
 

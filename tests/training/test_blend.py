@@ -17,13 +17,12 @@ from ehrsequencing.audit.data import AuditData
 from ehrsequencing.cli.train import kept_epochs
 from ehrsequencing.config import EvaluationConfig, StudyConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import read_json
+from ehrsequencing.core.files import read_json, write_json
 from ehrsequencing.core.outputs import write_manifest
 from ehrsequencing.evaluation.comparison import NETWORK, OURS
 from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
-from ehrsequencing.evaluation.evaluated import Evaluated
 from ehrsequencing.evaluation.population import Population
-from ehrsequencing.evaluation.rivals import fit_rivals
+from ehrsequencing.evaluation.rivals import Evaluated, fit_rivals
 from ehrsequencing.evaluation.score import score
 from ehrsequencing.models.ensemble import Ensemble
 from ehrsequencing.prediction.predict import predict
@@ -31,16 +30,18 @@ from ehrsequencing.prediction.run import Run
 from ehrsequencing.predictors import features, history, stack
 from ehrsequencing.predictors.blend import ARRAYS_FILE, BLEND_FILE, Blend
 from ehrsequencing.predictors.boosted import BoostedVisits
+from ehrsequencing.predictors.fit import FOLDS, PRIOR_SD
 from ehrsequencing.predictors.fitting_data import FittingData
 from ehrsequencing.predictors.history import FeatureSpec, history_features
 from ehrsequencing.predictors.landmark_cox import LandmarkCox
 from ehrsequencing.predictors.network import Network, network as as_predictor
+from ehrsequencing.predictors.recalibration import fit_recalibration
 from ehrsequencing.predictors.stack import folds_of
 from ehrsequencing.predictors.weights import BlendRows, BlendWeights, blended_hazards, fit_weights
 from ehrsequencing.records.hazards import cumulative_incidence
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training import plan as planning
-from ehrsequencing.training.fit import PRIOR_SD, fit
+from ehrsequencing.training.fit import fit
 from ehrsequencing.training.plan import Plan
 from ehrsequencing.training.transfer import Pretrained
 from helpers.blends import quick_parts
@@ -90,27 +91,58 @@ def test_a_run_that_was_killed_ends_with_the_same_bytes(
 
 
 def test_weights_are_those_of_out_of_fold_answers_and_of_tuning_people(
-    run: Path, prepared: Prepared, study: StudyConfig
+    run: Path, prepared: Prepared, study: StudyConfig, tmp_path: Path
 ) -> None:
     """By hand: trees and Cox by what they say of people they have not seen, the network beside the two by tuning."""
     plan, blend = Plan.of(prepared, "simulated", study), Run(run).blend
     assert blend is not None
-    data, causes = plan.fitting_data(), len(plan.task.causes)
+    data, causes, tuning = plan.fitting_data(), len(plan.task.causes), plan.tuning
     rows = []
     for fold in folds_of(np.diff(plan.train.rows.row_offsets), folds=stack.FOLDS, seed=data.seed):
         others = data.without(fold)
         rows += stack.blend_rows([BoostedVisits.fit(others), LandmarkCox(others)], plan.train.take(fold), fold)
     assert len(rows) == stack.FOLDS
     of_two = fit_weights(BlendRows.joined(rows), n_causes=causes)
-    stacked = Blend([blend.boosted, blend.cox], of_two)
-    of_network = fit_weights(
-        BlendRows.joined(stack.blend_rows([blend.parts[0], stacked], plan.tuning)), n_causes=causes, prior_sd=PRIOR_SD
-    )
-    np.testing.assert_allclose(blend.weights.value, of_network.before(of_two).value, atol=1e-9)
+    np.testing.assert_allclose(blend.stacked.weights.value, of_two.value, atol=1e-9)
+    everybody = np.arange(len(plan.train.timelines))
     seen = fit_weights(
-        BlendRows.joined(stack.blend_rows([blend.boosted, blend.cox], plan.train)), n_causes=causes
+        BlendRows.joined(stack.blend_rows([blend.boosted, blend.cox], plan.train, everybody)), n_causes=causes
     )  # the mutant: of people whom the parts have seen
     assert np.abs(seen.value - of_two.value).max() > 0.01
+
+    def last_step(hazards: np.ndarray, rows: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+        of = tuning.rows
+        fitted = fit_recalibration(
+            np.log(hazards[rows]),
+            data.edges_days,
+            duration_days=of.duration_days[rows],
+            cause=of.cause[rows],
+            entry_days=of.entry_days[rows],
+            subject=of.subject[rows],
+            prior_sd=plan.settings.recalibration,
+        )
+        return lambda other: np.exp(fitted.intercept + fitted.slope * np.log(other))
+
+    study = load_study(None, [*SETTINGS, "training.recalibration=0"])
+    fit(Plan.of(prepared, "simulated", study), tmp_path / "plain")
+    plain = Run(tmp_path / "plain").blend  # the same network before its last step
+    assert plain is not None
+    raw = [part.all_hazards(tuning) for part in (plain.parts[0], blend.stacked)]
+    whole = [last_step(hazards, np.arange(len(tuning)))(hazards) for hazards in raw]
+    for part, hazards in zip(blend.parts, whole, strict=True):
+        np.testing.assert_allclose(part.all_hazards(tuning), hazards, rtol=1e-4)
+    crossed = [hazards.copy() for hazards in raw]
+    for fold in folds_of(np.diff(tuning.rows.row_offsets), folds=FOLDS, seed=data.seed):
+        own = np.isin(tuning.rows.subject, fold)
+        for hazards, of_all in zip(crossed, raw, strict=True):
+            hazards[own] = last_step(of_all, np.flatnonzero(~own))(of_all[own])
+
+    def weights_of(hazards: list[np.ndarray]) -> np.ndarray:
+        rows = BlendRows.of(hazards, data.edges_days, tuning.rows, slice(None))
+        return fit_weights(rows, n_causes=causes, prior_sd=PRIOR_SD).value
+
+    np.testing.assert_allclose(blend.weights.value, weights_of(crossed), atol=1e-4)
+    assert np.abs(weights_of(whole) - weights_of(crossed)).max() > 1e-3  # the mutant: steps that saw their own subject
 
 
 def test_trees_and_cox_answer_alone(run: Path, prepared: Prepared, sim_data: Path, tmp_path: Path) -> None:
@@ -122,11 +154,10 @@ def test_trees_and_cox_answer_alone(run: Path, prepared: Prepared, sim_data: Pat
     assert alone.predictor.name == "trees and Cox"
     whole = Run(run).blend
     assert whole is not None
-    for ours, theirs in zip(alone.blend.parts, whole.parts[1:], strict=True):
+    np.testing.assert_array_equal(alone.predictor.all_hazards(tuning), whole.parts[1].all_hazards(tuning))
+    for ours, theirs in zip(alone.blend.parts, whole.shares[0][1:], strict=True):
         np.testing.assert_array_equal(ours.all_hazards(tuning), theirs.all_hazards(tuning))
-    told = alone.manifest["blend"]["tuning_nll"]
-    assert told["trees and Cox"] == pytest.approx(alone.predictor.nll(tuning).mean())
-    assert told["trees and Cox"] < alone.blend.nll(tuning).mean()  # recalibrated on them
+    assert alone.predictor.nll(tuning).mean() < alone.blend.nll(tuning).mean()  # recalibrated on them
     predict(out, sim_data, tmp_path / "risks.csv")
     result = evaluate(out, settings=EvaluationConfig(explained_subjects=5, baselines="none", bootstrap=0))
     assert result["models"] == [OURS, "boosted visits", "landmark Cox"]
@@ -145,18 +176,40 @@ def test_a_saved_blend_answers_as_it_was_fitted(run: Path, prepared: Prepared, t
         prepared.records("simulated", "tuning"),
         made.model.config.edges_days,
     )
-    weights = BlendWeights(*(np.array([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7]]) for _ in range(3)))
-    network = Network(made.model)
-    fitted = Blend([network, BoostedVisits.fit(data), LandmarkCox(data)], weights)
+    own, of_two = (
+        BlendWeights(*(np.array(value) for _ in range(3)))
+        for value in ([[0.5, 0.5], [0.1, 0.9]], [[0.6, 0.4], [0.2, 0.8]])
+    )
+    network, step = Network(made.model), (np.full((2, 1), 0.3), np.full((2, 1), 0.8))
+    stacked = Blend([BoostedVisits.fit(data), LandmarkCox(data)], of_two, name="trees and Cox")
+    fitted = Blend([network, stacked.recalibrated(*step)], own)
     fitted.save(tmp_path)
     again = Blend.load(tmp_path, made.vocabulary, network)
     before, after = (blend.all_hazards(records) for blend in (fitted, again))
     np.testing.assert_array_equal(before, after)
-    parts = [part.all_hazards(records) for part in fitted.parts]
+    parts = [part.all_hazards(records) for part in (*fitted.parts, *fitted.shares[0])]
     assert all(np.abs(np.log(part) - np.log(before)).max() > 0.01 for part in parts)  # each part counts
     assert made.blend is not None
     np.testing.assert_array_equal(made.blend.boosted.all_hazards(records), again.boosted.all_hazards(records))
     assert not [path for path in run.iterdir() if path.suffix in (".pkl", ".pickle", ".joblib")]
+
+
+def test_a_blend_of_2_0_is_read(run: Path, prepared: Prepared, tmp_path: Path) -> None:
+    """It has one weight for each of the network, trees and Cox, and no last step of the two."""
+    made, records = Run(run), prepared.records("simulated", "held_out")
+    for name in (BLEND_FILE, ARRAYS_FILE):
+        shutil.copy(run / name, tmp_path / name)
+    arrays = {name: array for name, array in load_file(run / ARRAYS_FILE).items() if not name.startswith("correction")}
+    save_file(arrays, tmp_path / ARRAYS_FILE)
+    each = np.array([[0.5, 0.3, 0.2], [0.0, 0.2, 0.8]])
+    text = read_json(run / BLEND_FILE)
+    del text["stacked"]
+    text["weights"] = dict.fromkeys(("value", "low", "high"), each.tolist())
+    write_json(tmp_path / BLEND_FILE, text)
+    read = Blend.load(tmp_path, made.vocabulary, Network(made.model))
+    parts = [part.all_hazards(records) for part in read.shares[0]]
+    np.testing.assert_allclose(read.shares[1].value, each)
+    np.testing.assert_allclose(read.all_hazards(records), blended_hazards(parts, each, read.edges_days), rtol=1e-9)
 
 
 RANGES = tuple(f"cox.{name}" for name in ("design.fill", "design.low", "design.high", "mean", "scale"))
@@ -190,7 +243,8 @@ def test_no_stored_number_is_that_of_few_people(
         data = FittingData(
             made.task, made.vocabulary, train, prepared.records("simulated", "tuning"), made.blend.edges_days, **broken
         )
-        other = Blend([made.blend.parts[0], BoostedVisits.fit(data), LandmarkCox(data)], made.blend.weights)
+        stacked = Blend([BoostedVisits.fit(data), LandmarkCox(data)], made.blend.stacked.weights)
+        other = Blend([made.blend.parts[0], stacked], made.blend.weights)
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         folder.mkdir()
         other.save(folder)
@@ -250,10 +304,10 @@ def test_members_and_recalibration_reach_the_risks_through_the_blend(
     assert blend is not None
     risk, of_members = blend.risk_of_members(records, days)
     np.testing.assert_allclose(blend.risk(records, days), risk, atol=1e-7)
-    others = [part.all_hazards(records) for part in (blend.boosted, blend.cox)]
+    other = blend.parts[1].all_hazards(records)
 
     def by_hand(model: Any, a: Any = 0.0, b: Any = 1.0) -> np.ndarray:
-        parts = [as_predictor(model).all_hazards(records), *others]
+        parts = [as_predictor(model).all_hazards(records), other]
         blended = blended_hazards(parts, blend.weights.value, blend.edges_days)
         corrected = np.exp(np.reshape(a, (-1, 1)) + np.reshape(b, (-1, 1)) * np.log(blended))
         return cumulative_incidence(corrected, blend.edges_days, np.array(days))
@@ -314,33 +368,25 @@ def test_evaluate_judges_the_blend_and_not_its_network(
     assert all(abs(nll[key] - nll_alone[key]) > 1e-3 for key in nll)
 
 
-def of_rest(weights: np.ndarray) -> np.ndarray:
-    """Weights of trees and Cox without the network."""
-    return weights[:, 1:] / weights[:, 1:].sum(axis=1, keepdims=True)
-
-
-def test_its_tuning_likelihood_is_told_beside_that_of_its_parts(run: Path, prepared: Prepared, tmp_path: Path) -> None:
-    tuning, told = prepared.records("simulated", "tuning"), read_json(run / "manifest.json")["blend"]["tuning_nll"]
-    blend = Run(run).blend
+def test_what_a_training_says_of_its_blend_are_the_weights(run: Path, tmp_path: Path) -> None:
+    blend, manifest = Run(run).blend, read_json(run / "manifest.json")
     assert blend is not None
-    by_hand = [blend.nll(tuning).mean(), nll_of_rows(Run(run).model, tuning).mean()]
-    stacked = Blend([blend.boosted, blend.cox], BlendWeights(*[of_rest(blend.weights.value)] * 3))
-    by_hand.append(stacked.nll(tuning).mean())
-    assert list(told) == ["blend", "network", "trees and Cox"]
-    assert list(told.values()) == pytest.approx(by_hand, rel=1e-6)
-    assert len({f"{nll:.4f}" for nll in by_hand}) == len(by_hand)  # so that no two can be mixed up
-    lines, facts = kept_epochs(run)
-    line = "tuning NLL of the blend: {:.4f} (network {:.4f}, trees and Cox {:.4f})"
-    best = min(("network", "trees and Cox"), key=told.__getitem__)
-    behind = [f"on the tuning people {best} alone is more likely than the blend"] * (told[best] < told["blend"])
-    assert lines[-1 - len(behind) :] == [line.format(*by_hand), *behind]
-    assert facts["blend_tuning_nll"] == told
-    copy = Path(shutil.copytree(run, tmp_path / "run"))
-    manifest = read_json(copy / "manifest.json")
+    told = manifest["blend"]["weight_of_network"]
+    assert told == dict(zip(Run(run).task.causes, blend.weights.value[:, 0].tolist(), strict=True))
+    lines, _ = kept_epochs(run)
+    assert [line for line in lines if line.startswith("blend for ")] == [
+        f"blend for {cause}: network {100 * one:.0f} %, trees and Cox {100 - 100 * one:.0f} %"
+        for cause, one in told.items()
+    ]
+    assert "tuning_nll" not in manifest["blend"]  # people who chose everything prove nothing
     files = manifest.pop("files")
-    manifest["blend"]["tuning_nll"] |= {"network": 0.5}
+    manifest["blend"]["weight_of_network"] = {"a": 0.02, "b": 0.99}
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
     write_manifest(copy, manifest, files=[copy / name for name in files])
-    assert kept_epochs(copy)[0][-1] == "on the tuning people network alone is more likely than the blend"
+    assert kept_epochs(copy)[0][-2:] == [
+        "blend for a: trees and Cox answer almost alone (network 2 %)",
+        "blend for b: the network answers almost alone (trees and Cox 1 %)",
+    ]
 
 
 def test_a_planted_leak_of_the_history_features_is_found(

@@ -171,7 +171,7 @@ def test_no_step_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     def step(model: Any, batch: VisitBatch) -> None:
         (model.loss(batch, divisor=64.0) + objective(model, batch)).backward()
 
-    check_no_wait(model, pack(sample_records(2), dtype=torch.float32), monkeypatch, ragged=False, run=step)
+    check_no_wait(model, pack(sample_records(2), dtype=torch.float32), monkeypatch, run=step)
 
 
 def trained(prepared: Path, out: Path, *extra: str) -> Trainer:

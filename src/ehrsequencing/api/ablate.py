@@ -15,8 +15,8 @@ from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json, write_json
 from ehrsequencing.evaluation.evaluate import Evaluation
-from ehrsequencing.evaluation.evaluated import Evaluated
 from ehrsequencing.evaluation.population import Population
+from ehrsequencing.evaluation.rivals import Evaluated
 from ehrsequencing.metrics.bootstrap import mean_by_subject
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared

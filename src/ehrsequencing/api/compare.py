@@ -18,13 +18,11 @@ from ehrsequencing.api.progress import stages
 from ehrsequencing.config import EvaluationConfig, format_days
 from ehrsequencing.core.arrays import Floats, Ints, detached, row_blocks
 from ehrsequencing.core.durations import day_of
-from ehrsequencing.core.elsewhere import Hinted, answering
+from ehrsequencing.core.elsewhere import Hinted
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, write_shareable
 from ehrsequencing.core.made_of import made_of
 from ehrsequencing.core.outputs import POOLED, complete_folder, write_manifest
-from ehrsequencing.core.redaction import redact_rows
-from ehrsequencing.core.result_types import Exact
 from ehrsequencing.evaluation.comparison import Comparison, draw_subjects
 from ehrsequencing.evaluation.curves import decision_rows, smooth_rows
 from ehrsequencing.evaluation.estimates import (
@@ -35,10 +33,10 @@ from ehrsequencing.evaluation.estimates import (
     scope_estimates,
 )
 from ehrsequencing.evaluation.evaluate import Evaluation
-from ehrsequencing.evaluation.evaluated import Evaluated
 from ehrsequencing.evaluation.pooling import pool, read_sites
 from ehrsequencing.evaluation.population import Population, RowFinder
 from ehrsequencing.evaluation.results import without_few
+from ehrsequencing.evaluation.rivals import Evaluated
 from ehrsequencing.metrics.censoring import aalen_johansen, checked_outcome
 from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.metrics.plain import whole_causes
@@ -46,6 +44,8 @@ from ehrsequencing.prediction.run import Run, opened
 from ehrsequencing.predictors.predictor import Predictor
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.reporting.pages import render_pooled
+from ehrsequencing.results.redaction import redact_rows
+from ehrsequencing.results.result_types import Exact
 
 _MEANS = ("c", "ipa", "nll")
 _MOST_LINES = 30  # that a comparison prints
@@ -115,7 +115,6 @@ class RunComparison(Hinted):
         return accuracy_table(self.result, place, title=title)
 
 
-@answering
 def compare(
     runs: Sequence[str | os.PathLike[str] | Run],
     *,
@@ -213,7 +212,6 @@ class RiskComparison(EvaluationResult):
         return str(self.table2())
 
 
-@answering
 def compare_risks(
     risks: Mapping[str, ArrayLike],
     time: ArrayLike,
@@ -391,7 +389,6 @@ def _names(runs: Sequence[Run]) -> list[str]:
     return names
 
 
-@answering
 def pool_sites(
     files: Sequence[str | os.PathLike[str]],
     *,

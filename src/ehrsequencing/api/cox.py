@@ -17,7 +17,7 @@ from ehrsequencing.api.data import events_table, meds_folder
 from ehrsequencing.api.flat_table import START, STOP, SUBJECT, read_rows
 from ehrsequencing.config import DAYS_PER_YEAR
 from ehrsequencing.core.arrays import Floats
-from ehrsequencing.core.elsewhere import answering, right_way
+from ehrsequencing.core.elsewhere import right_way
 from ehrsequencing.core.errors import EhrseqError, refuse_idle, refuse_unknown
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.predictors.cox import CoxRows
@@ -33,7 +33,6 @@ _LONG_AGO = pd.Timestamp("1678-01-01")  # of codes without a time
 _SEX = {"sex": ("sex", "gender"), "gender": ("gender", "sex")}  # two names of one covariate
 
 
-@answering
 def cox(
     frame: Any,
     *,

@@ -22,7 +22,7 @@ from ehrsequencing.config import (
 )
 from ehrsequencing.config.files import agreed_tasks
 from ehrsequencing.core.arrays import Ints
-from ehrsequencing.core.elsewhere import Hinted, answering, answering_methods, right_way
+from ehrsequencing.core.elsewhere import Answering, Hinted, right_way
 from ehrsequencing.core.errors import EhrseqError, refuse_idle, refuse_unknown
 from ehrsequencing.core.files import private_folder, read_json, write_json
 from ehrsequencing.core.made_of import differing
@@ -168,8 +168,7 @@ def data_config(facts: DataConfig | Mapping[str, Any] | None) -> DataConfig | No
     return validated(DataConfig, facts, where="facts")
 
 
-@answering_methods
-class PreparedData(Hinted, Prepared):
+class PreparedData(Hinted, Answering, Prepared):
     """A prepared data set: packed arrays and labels on disk.
 
     Example:
@@ -226,7 +225,6 @@ class PreparedData(Hinted, Prepared):
             yield loader.collate(group).batch
 
 
-@answering
 def read_meds(data: Any, *, subjects: Sequence[int] | None = None) -> pd.DataFrame:
     """The rows of MEDS data as a frame, after the automatic fixes (docs/data.md).
 
@@ -279,7 +277,6 @@ def events_table(
     return pa.concat_tables(parts)
 
 
-@answering
 def prepare(
     data: Any,
     task: Any = None,

@@ -19,7 +19,7 @@ from ehrsequencing.api.predictions import StepFunction, opened
 from ehrsequencing.api.training import fit as fit_run
 from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.durations import day_of
-from ehrsequencing.core.elsewhere import Hinted, answering, answering_methods
+from ehrsequencing.core.elsewhere import Answering, Hinted
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import private_folder
 from ehrsequencing.evaluation.external import read_external
@@ -31,8 +31,7 @@ _POINTS = 100  # of a step function, beside the horizons
 _OF_FRAMES = {"splits": {"by": "hash", "train": 0.85, "tuning": 0.1499}}
 
 
-@answering_methods
-class EHRSurvival(Hinted, BaseEstimator):  # type: ignore[misc]
+class EHRSurvival(Hinted, Answering, BaseEstimator):  # type: ignore[misc]
     """A survival model of health records for users of scikit-learn.
 
     `X` is MEDS data (a folder, or a frame of MEDS rows). The labels are made from the task, which is given here or as
@@ -63,7 +62,6 @@ class EHRSurvival(Hinted, BaseEstimator):  # type: ignore[misc]
         ((400, 2), True)
     """
 
-    @answering
     def __init__(
         self,
         task: Any = None,

@@ -14,11 +14,8 @@ from ehrsequencing.api.evaluation import EvaluationResult
 from ehrsequencing.api.progress import bar, stages
 from ehrsequencing.api.run import warn_of
 from ehrsequencing.config import DataConfig, EvaluationConfig, StudyConfig, validated
-from ehrsequencing.core.answer_types import OutcomeTable
-from ehrsequencing.core.elsewhere import answering
 from ehrsequencing.core.errors import EhrseqError, refuse_idle
 from ehrsequencing.core.files import private_folder, write_shareable
-from ehrsequencing.core.result_types import Exact, Shared, SharedAudit
 from ehrsequencing.evaluation.context import read_tripod
 from ehrsequencing.evaluation.evaluate import evaluate as evaluate_run
 from ehrsequencing.evaluation.external import validate
@@ -36,11 +33,11 @@ from ehrsequencing.prediction.run import (
 )
 from ehrsequencing.reporting.pages import render_outcomes
 from ehrsequencing.reporting.report import ANSWER, PAGES, pages, write_page, write_report
+from ehrsequencing.results.result_types import Exact, Shared, SharedAudit
 
 OUTCOME_NUMBERS, OUTCOME_PAGE = "outcome-metrics.json", "outcomes.html"
 
 
-@answering
 def evaluate(
     run: str | os.PathLike[str] | Run,
     *,
@@ -161,7 +158,6 @@ def evaluate(
     )
 
 
-@answering
 def audit(
     run: str | os.PathLike[str] | Run,
     *,
@@ -221,7 +217,6 @@ def _draw_nothing(metrics: Exact, folder: Path) -> None:
     """In the place of a report."""
 
 
-@answering
 def score(
     predictions: Any,
     data: Any,
@@ -326,7 +321,7 @@ def report_outcomes(
     prepared: Path | None,
     settings: EvaluationConfig,
     progress: Progress,
-) -> OutcomeTable | None:
+) -> dict[str, Any] | None:
     """Evaluate every outcome of a run, and write its numbers and its page; both may be shared.
 
     Returns:

@@ -20,25 +20,23 @@ from ehrsequencing.api.long_table import long_table, main_c
 from ehrsequencing.api.paper import PaperTable, accuracy_table, warn_of_few
 from ehrsequencing.api.predictions import StepFunction, risk_column
 from ehrsequencing.config import format_days
-from ehrsequencing.core.answer_types import OutcomeTable
 from ehrsequencing.core.durations import day_of
-from ehrsequencing.core.elsewhere import Hinted, answering_methods
+from ehrsequencing.core.elsewhere import Answering, Hinted
 from ehrsequencing.core.errors import EhrseqError, refuse_unknown
-from ehrsequencing.core.redaction import redact
-from ehrsequencing.core.result_types import Exact, IncidenceRow, Shared, place_of
 from ehrsequencing.evaluation.curves import OPERATING_COLUMNS
 from ehrsequencing.evaluation.external import read_external
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.subgroups import SUBGROUP_METRICS, SUBGROUP_PLACE
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.timelines import TaskRecords
+from ehrsequencing.results.redaction import redact
+from ehrsequencing.results.result_types import Exact, IncidenceRow, Shared, place_of
 
 REPORT = "report.html"
 Row = TypeVar("Row", bound=Mapping[str, Any])
 
 
-@answering_methods
-class EvaluationResult(Hinted):
+class EvaluationResult(Hinted, Answering):
     """What an evaluation found. Made by `evaluate`, `score`, or `run.evaluation`.
 
     Attributes:
@@ -56,7 +54,7 @@ class EvaluationResult(Hinted):
         run: Run | None = None,
         data: Any = None,
         prepared: Path | None = None,
-        every_outcome: OutcomeTable | None = None,
+        every_outcome: dict[str, Any] | None = None,
     ) -> None:
         self.result, self.every_outcome = redact(result).content, every_outcome
         self.folder = folder

@@ -16,7 +16,7 @@ from ehrsequencing.api.data import as_table, task_of
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.core.durations import DAYS_PER_YEAR, UNIT_DAYS, days_of
-from ehrsequencing.core.elsewhere import answering, right_way
+from ehrsequencing.core.elsewhere import right_way
 from ehrsequencing.core.errors import NO_HEADER, EhrseqError, looks_like_header
 from ehrsequencing.core.files import private_folder
 
@@ -36,7 +36,6 @@ _MOST_VALUES = 10  # more of them are a measurement or free text, which may show
 SUBJECT, START, STOP, _BIRTH, _CODE = "_subject", "_time", "_stop", "_birth", "_code"
 
 
-@answering
 def from_table(
     frame: Any,
     *,

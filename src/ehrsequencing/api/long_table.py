@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from ehrsequencing.config import format_days
-from ehrsequencing.core.result_types import MetricRow, Shared, place_of
+from ehrsequencing.results.result_types import MetricRow, Shared, place_of
 
 _ORDER = (
     "landmark",

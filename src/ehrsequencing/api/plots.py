@@ -8,10 +8,10 @@ import numpy as np
 from ehrsequencing.config import DAYS_PER_YEAR, format_days
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.errors import EhrseqError, install
-from ehrsequencing.core.result_types import DecisionRow, IncidenceRow, SmoothRow
 from ehrsequencing.prediction.prediction_file import Risks
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.reporting.figures import group_names, stacked
+from ehrsequencing.results.result_types import DecisionRow, IncidenceRow, SmoothRow
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as Axes

@@ -18,7 +18,7 @@ from ehrsequencing.api.progress import bar
 from ehrsequencing.config import DataConfig, format_days
 from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.durations import day_of
-from ehrsequencing.core.elsewhere import Hinted, answering
+from ehrsequencing.core.elsewhere import Hinted
 from ehrsequencing.core.errors import EhrseqError, refuse_idle
 from ehrsequencing.explain import Question, subject_record
 from ehrsequencing.explain.cohort import explain_cohort
@@ -318,7 +318,6 @@ class StepFunction(Hinted):
         )
 
 
-@answering
 def aalen_johansen(time: ArrayLike, cause: ArrayLike, *, of: int = 1) -> StepFunction:
     """The exact Aalen–Johansen curve of a cause, with a 95 % interval. It shows single persons: do not share it.
 
@@ -352,7 +351,6 @@ def aalen_johansen(time: ArrayLike, cause: ArrayLike, *, of: int = 1) -> StepFun
 _BELONGS = {"share": {"license"}, "meds-dev": {"data", "labels", "cause", "horizon"}}
 
 
-@answering
 def export(
     run: str | os.PathLike[str] | Run,
     out: str | os.PathLike[str],

@@ -12,7 +12,6 @@ import yaml
 from ehrsequencing.api.data import meds_folder, study_of, tasks_of
 from ehrsequencing.api.progress import bar
 from ehrsequencing.config import DataConfig, ImportConfig, StudyConfig, validated
-from ehrsequencing.core.elsewhere import answering
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import private_folder
 from ehrsequencing.readers.import_report import ImportReport
@@ -54,7 +53,6 @@ def import_source(
         )
 
 
-@answering
 def import_omop(
     source: str | os.PathLike[str], out: str | os.PathLike[str], **options: Any
 ) -> ImportReport:
@@ -65,7 +63,6 @@ def import_omop(
     return import_source("omop", source, out, **options)
 
 
-@answering
 def import_fhir(
     source: str | os.PathLike[str], out: str | os.PathLike[str], **options: Any
 ) -> ImportReport:
@@ -76,7 +73,6 @@ def import_fhir(
     return import_source("fhir", source, out, **options)
 
 
-@answering
 def import_synthea(
     source: str | os.PathLike[str], out: str | os.PathLike[str], **options: Any
 ) -> ImportReport:
@@ -87,7 +83,6 @@ def import_synthea(
     return import_source("synthea", source, out, **options)
 
 
-@answering
 def import_csv(
     source: str | os.PathLike[str],
     out: str | os.PathLike[str],
@@ -118,7 +113,6 @@ def import_csv(
         return import_source("csv", source, out, map=file, **options)
 
 
-@answering
 def check(
     data: Any,
     task: Any = None,
@@ -154,7 +148,6 @@ def check(
         return check_data(folder, study=settings, tasks=tasks, progress=tick)
 
 
-@answering
 def codes(data: Any, text: str = "", *, progress: bool = True, **facts: Any) -> pd.DataFrame:
     """Codes by words of their names or descriptions, or by a pattern; without a text all of them.
 
@@ -185,7 +178,6 @@ def codes(data: Any, text: str = "", *, progress: bool = True, **facts: Any) -> 
     )
 
 
-@answering
 def simulate(
     out: str | os.PathLike[str],
     *,

@@ -25,7 +25,7 @@ from ehrsequencing.api.predictions import (
 from ehrsequencing.api.progress import bar
 from ehrsequencing.config import DataConfig
 from ehrsequencing.core.durations import day_of, days_of
-from ehrsequencing.core.elsewhere import Hinted, answering, answering_methods
+from ehrsequencing.core.elsewhere import Answering, Hinted
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json_lines, refuse_overlap
 from ehrsequencing.core.outputs import (
@@ -45,8 +45,7 @@ from ehrsequencing.prediction.run import Run, saved_audit
 from ehrsequencing.records.moment import Moment
 
 
-@answering_methods
-class TrainedRun(Hinted, Run):
+class TrainedRun(Hinted, Answering, Run):
     """A trained run: predictions, plots and tables.
 
     Tables are frames of pandas.
@@ -367,7 +366,6 @@ def warn_of(note: str) -> None:
         warnings.warn(note.removeprefix("warning: "), stacklevel=4)
 
 
-@answering
 def load(path: str | os.PathLike[str]) -> Any:
     """Load a trained run, or open a prepared set.
 

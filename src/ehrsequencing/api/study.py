@@ -11,7 +11,6 @@ from ehrsequencing.api.records import check
 from ehrsequencing.api.run import TrainedRun
 from ehrsequencing.api.training import train
 from ehrsequencing.config import StudyConfig
-from ehrsequencing.core.elsewhere import answering
 from ehrsequencing.core.files import refuse_overlap
 from ehrsequencing.core.outputs import (
     MANIFEST,
@@ -29,7 +28,6 @@ from ehrsequencing.reporting.report import PAGES
 from ehrsequencing.training.run_folder import BEGUN, refuse_foreign, remove_unfinished
 
 
-@answering
 def run(
     data: str | os.PathLike[str],
     task: Any = None,

@@ -22,11 +22,8 @@ from ehrsequencing.config import (
     validated,
 )
 from ehrsequencing.config.base import visit_encoder
-from ehrsequencing.core.answer_types import PretrainingResults
-from ehrsequencing.core.elsewhere import answering
 from ehrsequencing.core.errors import EhrseqError, refuse_idle
 from ehrsequencing.core.files import refuse_overlap
-from ehrsequencing.core.manifest_types import Origin
 from ehrsequencing.core.outputs import (
     PRETRAINED,
     RUN,
@@ -37,6 +34,7 @@ from ehrsequencing.core.outputs import (
 )
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.results.manifest_types import Origin
 from ehrsequencing.training import fit as training
 from ehrsequencing.training.hazards_objective import LossFunction
 from ehrsequencing.training.loop import Progress, ShowProgress
@@ -57,7 +55,6 @@ _NOTHING_ELSE = {"blend": False, "distillation": 0.0, "masked_codes": 0.0}
 Callback = Callable[[dict[str, float | None]], object]
 
 
-@answering
 def fit(
     data: Prepared | str | os.PathLike[str],
     *,
@@ -304,7 +301,6 @@ def _may_resume(study: StudyConfig, out: Path, loss: LossFunction | None) -> boo
     return not is_own
 
 
-@answering
 def pretrain(
     data: Prepared | str | os.PathLike[str],
     *,
@@ -315,7 +311,7 @@ def pretrain(
     overwrite: bool = False,
     progress: bool = True,
     **sections: Any,
-) -> PretrainingResults:
+) -> dict[str, Any]:
     """Fit a model to records without labels, with early stopping on the tuning split.
 
     Args:
@@ -347,7 +343,6 @@ def pretrain(
             return pretrainer.fit(resume=resume, on_progress=report)
 
 
-@answering
 def save_run(
     model: SurvivalModel,
     data: Prepared | str | os.PathLike[str],

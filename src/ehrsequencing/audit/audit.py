@@ -20,10 +20,10 @@ from ehrsequencing.audit.data import AuditData, Check, Finding
 from ehrsequencing.audit.suspicion import importance, sentence
 from ehrsequencing.core.files import digest, write_shareable
 from ehrsequencing.core.made_of import made_of
-from ehrsequencing.core.redaction import redact_audit
-from ehrsequencing.core.result_types import AuditCheck, SharedAudit
 from ehrsequencing.core.version import __version__
 from ehrsequencing.prediction.run import AUDIT, Run, add_to_run, require_room
+from ehrsequencing.results.redaction import redact_audit
+from ehrsequencing.results.result_types import AuditCheck, SharedAudit
 
 CHECKS: tuple[Check, ...] = (
     *predictions.CHECKS,

@@ -17,7 +17,6 @@ from ehrsequencing.core.disclosure import (
     shareable_rate,
 )
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.result_types import Verdict
 from ehrsequencing.prediction.predict import Encoder
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.predictors.history import fit_feature_spec, history_features
@@ -29,6 +28,7 @@ from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords, Timelines, joined
 from ehrsequencing.records.visits import make_record
 from ehrsequencing.records.vocabulary_fit import VocabularyFit
+from ehrsequencing.results.result_types import Verdict
 
 
 @dataclass(frozen=True)

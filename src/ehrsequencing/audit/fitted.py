@@ -1,123 +1,23 @@
-"""Fits what stands beside the weights again, on the right subjects, and counts the people behind what is stored."""
+"""Counts the people behind what is stored, and asks whom pretraining saw."""
 
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
 
 from ehrsequencing.audit.data import AuditData, Check, Finding, judge
-from ehrsequencing.batches.loader import SubjectLoader
-from ehrsequencing.core.arrays import Floats, Ints
+from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.disclosure import count_text
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.manifest_types import CauseRecalibration, Fitted, Origin
-from ehrsequencing.models.base import SurvivalModel
-from ehrsequencing.models.ensemble import Ensemble
-from ehrsequencing.predictors.network import VISIT_BUDGET, labelled_log_hazards
-from ehrsequencing.predictors.recalibration import fit_recalibration
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.records.vocabulary_fit import VocabularyFit
+from ehrsequencing.results.manifest_types import Origin
 from ehrsequencing.training.pretraining.targets import excluded_targets, names_of
-from ehrsequencing.training.resolve import training_edges
 from ehrsequencing.training.run_folder import subjects_digest
 from ehrsequencing.training.transfer import links
-
-SAME = 1e-9  # relative: a refit of the same numbers on the same machine
-SAME_CORRECTION = 1e-3  # of level, stretch and trend: the saved weights are float32, and perhaps of another machine
-LEAST_SLOPE = 0.05  # what is stretched to less cannot be undone
-
-
-def fitted_again(data: AuditData) -> Finding:
-    """All that is fitted beside the weights: from the training subjects, the recalibration from tuning subjects."""
-    compared = {
-        "tokens and scales of values": _vocabulary_is_same(
-            data.vocabulary, data.source.fit.finish()
-        ),
-        "the time grid": _grid_is_same(data),
-        "the recalibration at the end of training": _recalibration_is_same(data),
-    }
-    others = [name for name, is_same in compared.items() if is_same is False]
-    same = [name for name, is_same in compared.items() if is_same]
-    tested = {"tokens": len(data.vocabulary), "training rows": len(data.records["train"])}
-    if others:
-        return Finding(
-            "leak",
-            f"not what the training subjects (the recalibration: the tuning subjects) give: {', '.join(others)}",
-            tested,
-        )
-    return Finding("passed", f"the right subjects give the same {', '.join(same)}", tested)
-
-
-def _vocabulary_is_same(used: Vocabulary, again: Vocabulary) -> bool:
-    if used.tokens != again.tokens or not np.array_equal(used.scale, again.scale):
-        return False
-    pairs = ((used.knots, again.knots), (used.mean, again.mean), (used.sd, again.sd))
-    return all(np.allclose(a, b, rtol=SAME, atol=SAME) for a, b in pairs)
-
-
-def _grid_is_same(data: AuditData) -> bool | None:
-    """None for the visit head, which has no grid."""
-    if data.run.is_visit_head or data.run.manifest.get("trained") == "outside":
-        return None
-    bins = data.run.study.training.grid_bins
-    used = np.array(data.run.predictor.edges_days)
-    again = np.array(training_edges(data.prepared, data.task, bins=bins))
-    return used.shape == again.shape and np.allclose(used, again, rtol=SAME, atol=0.0)
-
-
-def _recalibration_is_same(data: AuditData) -> bool | None:
-    """Level, stretch and trend, undone and fitted again; None where there is no such step that can be undone."""
-    model: Any = data.model
-    pairs: list[tuple[Any, Fitted]] = [(model, data.run.manifest)]
-    if isinstance(model, Ensemble):
-        pairs = list(zip(model.members, data.run.manifest.get("members", ()), strict=True))
-    are_same = [
-        _correction_is_same(data, network, facts["recalibration"])
-        for network, facts in pairs
-        if facts.get("recalibration") and not data.run.is_visit_head
-    ]
-    return None if None in are_same or not are_same else all(are_same)
-
-
-def _correction_is_same(
-    data: AuditData, model: SurvivalModel, told: Mapping[str, CauseRecalibration]
-) -> bool | None:
-    """`told`: of each cause, the three numbers and the intercepts a of η' = a + b · η, as folded into the head."""
-    causes = [told[cause] for cause in data.task.causes]
-    numbers: Floats = np.array(
-        [[cause[name] for name in ("level", "stretch", "trend")] for cause in causes]
-    )
-    intercept: Floats = np.array([cause["intercept"] for cause in causes])
-    place = np.linspace(-1.0, 1.0, intercept.shape[1])
-    slope = 1 + numbers[:, 1:2] + numbers[:, 2:3] * place
-    if slope.min() < LEAST_SLOPE:
-        return None
-    rows = data.records["tuning"].rows
-    loader = SubjectLoader.of_model(
-        model.config, data.records["tuning"], code_types=data.run.code_types
-    )
-    chosen, eta = labelled_log_hazards(
-        model, loader, visit_budget=VISIT_BUDGET, device=torch.device("cpu")
-    )
-    again = fit_recalibration(
-        (eta.astype(np.float64) - intercept) / slope,
-        model.config.edges_days,
-        duration_days=rows.duration_days[chosen],
-        cause=rows.cause[chosen],
-        entry_days=rows.entry_days[chosen],
-        subject=rows.subject[chosen],
-        prior_sd=data.run.study.training.recalibration,
-    )
-    refitted = np.stack([again.level, again.stretch, again.trend], axis=1)
-    subjects = [cause["subjects_with_event"] for cause in causes]
-    is_near = np.allclose(numbers, refitted, rtol=0.0, atol=SAME_CORRECTION)
-    return is_near and subjects == again.subjects.tolist()
-
 
 # ---- how many people are behind it ----------------------------------------------------------------------------------
 
@@ -158,12 +58,6 @@ def _numbers_of_few(vocabulary: Vocabulary, fit: VocabularyFit, needed: int) -> 
 
 
 CHECKS = (
-    Check(
-        "fitted_again",
-        "Do training subjects alone give codes, scales and time grid, and tuning subjects the last correction?",
-        fitted_again,
-        needs_records=True,
-    ),
     Check(
         "single_people",
         "Does all that the run stores of codes and values come from at least vocabulary.min_subjects people?",

@@ -9,13 +9,13 @@ from ehrsequencing.audit.data import AuditData, Check, Finding
 from ehrsequencing.config import load_study
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.files import private_folder
-from ehrsequencing.core.result_types import Verdict
 from ehrsequencing.metrics.discrimination import wolbers_c
 from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.predictors.network import Network
 from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRows
+from ehrsequencing.results.result_types import Verdict
 from ehrsequencing.training.plan import Plan
 from ehrsequencing.training.train import Trainer
 

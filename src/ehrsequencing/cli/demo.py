@@ -13,8 +13,8 @@ from ehrsequencing.config import DAYS_PER_YEAR, load_study, load_task
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import entries, read_json, require_name
 from ehrsequencing.core.outputs import MANIFEST, SIMULATION, is_json_of
-from ehrsequencing.core.result_types import Shared
 from ehrsequencing.reporting.terminal import metric_lines
+from ehrsequencing.results.result_types import Shared
 from ehrsequencing.simulate import SimulationConfig
 from ehrsequencing.simulate.dataset import simulation_facts
 

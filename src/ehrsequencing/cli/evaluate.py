@@ -17,8 +17,8 @@ from ehrsequencing.cli.options import (
     read_study,
 )
 from ehrsequencing.core.errors import EhrseqError, refuse_idle
-from ehrsequencing.core.result_types import Shared
 from ehrsequencing.core.signals import keep_freed_memory
+from ehrsequencing.results.result_types import Shared
 
 
 def main_results(metrics: Shared) -> dict[str, Any]:

@@ -77,9 +77,9 @@ def predict(
     study = read_study(config, overrides, "predict")
     refuse_early(out, data, at, overwrite=overwrite)
     opened = open_run(run, study, "predict", config=config)
-    from ehrsequencing.api.risk_list import write_list
     from ehrsequencing.core.durations import days_of
     from ehrsequencing.prediction.predict_outcomes import predict_outcomes
+    from ehrsequencing.reporting.risk_list import write_list
 
     days = None if horizons is None else days_of(horizons.split(","), where="--horizons")
     given: dict[str, Any] = {"at": at, "horizons_days": days, "facts": study.data, "force": force}
@@ -120,10 +120,6 @@ def drift(
     run: RunFolder,
     data: DataFolder,
     overrides: Overrides = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Also write a page with histograms (HTML)")
-    ] = None,
-    overwrite: Overwrite = False,
     config: Config = None,
 ) -> None:
     """Compare new people with those that a run was trained on; loads no model.
@@ -131,18 +127,15 @@ def drift(
     Exits with 4 where codes, units, numbers or people differ beyond the settings of the section drift, and where they
     cannot be compared: the run does not tell of its training people, or the new ones are too few.
     """
-    from ehrsequencing.api.drift import drift as compare
+    from ehrsequencing.api.new_people import drift as compare
 
     study = read_study(config, overrides, "drift")
-    refuse_idle({"--overwrite": overwrite}, "without --out", where="ehrseq drift", when=out is None)
     opened = open_run(run, study, "drift", config=config, data=data)
     found = compare(
         opened,
         data,
-        out=out,
         limits=study.drift,
         facts=study.data,
-        overwrite=overwrite,
         progress=shown(),
     )
     (say if found.passes else warn)(found.verdict)
@@ -152,10 +145,10 @@ def drift(
         training, here = one.texts
         mark = "  alarm" if one.is_alarm else ""
         say(f"  {_named(one.title, {}):<{CODE}} {training:>9} {here:>9}  {one.size:>4.0%}{mark}")
-    then: list[object] | str = ["predict", run, data, "--at", opened.task.index.moment]
+    then = ["predict", run, data, "--at", opened.task.index.moment]
     if not found.passes:
-        then = f"open {out} in a browser" if out else ["drift", run, data, "--out", "drift.html"]
-    finish(wrote={"page": out}, then=then, result=found.as_json())
+        then = ["check", data]
+    finish(wrote={}, then=then, result=found.as_json())
     if not found.passes:
         raise typer.Exit(REFUSED)
 

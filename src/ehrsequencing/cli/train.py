@@ -15,7 +15,7 @@ from ehrsequencing.cli.options import (
     open_run,
     read_study,
 )
-from ehrsequencing.core.manifest_types import Origin
+from ehrsequencing.results.manifest_types import Origin
 
 
 def train(
@@ -79,6 +79,9 @@ def train(
     finish(wrote={"run": out}, then=["evaluate", out], result=facts)
 
 
+NEARLY_NOTHING = 0.05  # of a weight in a blend
+
+
 def kept_epochs(run: Path) -> tuple[list[str], dict[str, Any]]:
     """Which epoch a finished run kept and why, one line per model; and the same as facts for `--json`."""
     from ehrsequencing.core.files import read_json_lines
@@ -107,16 +110,26 @@ def kept_epochs(run: Path) -> tuple[list[str], dict[str, Any]]:
         "tuning_nll": manifest.get("tuning_nll"),
         "parameters": manifest.get("parameters"),
     }
-    if parts := manifest.get("blend", {}).get("tuning_nll"):
-        whole, *alone = parts.items()
-        lines.append(
-            f"tuning NLL of the {whole[0]}: {whole[1]:.4f} ({', '.join(f'{k} {v:.4f}' for k, v in alone)})"
-        )
-        best = min(alone, key=lambda part: part[1])
-        if best[1] < whole[1]:
-            lines.append(f"on the tuning people {best[0]} alone is more likely than the {whole[0]}")
-        epochs["blend_tuning_nll"] = parts
+    for cause, weight in manifest.get("blend", {}).get("weight_of_network", {}).items():
+        lines.append(f"blend for {cause}: {weight_in_words(weight)}")
     return lines, epochs
+
+
+def weight_in_words(weight: float) -> str:
+    """What a network's weight in a blend means.
+
+    >>> weight_in_words(0.64)
+    'network 64 %, trees and Cox 36 %'
+    >>> weight_in_words(0.02)
+    'trees and Cox answer almost alone (network 2 %)'
+    """
+    if weight < NEARLY_NOTHING:
+        return f"trees and Cox answer almost alone (network {weight:.0%})".replace("%", " %")
+    if weight > 1 - NEARLY_NOTHING:
+        return f"the network answers almost alone (trees and Cox {1 - weight:.0%})".replace(
+            "%", " %"
+        )
+    return f"network {100 * weight:.0f} %, trees and Cox {100 - 100 * weight:.0f} %"
 
 
 def pretrain(
@@ -178,13 +191,13 @@ def update(
     out: Annotated[Path, typer.Option("--out", help="Folder of the new run")] = ...,  # type: ignore[assignment]
     overwrite: Overwrite = False,
 ) -> None:
-    """Update a run for another hospital: the level, level and slope, or the last layer.
+    """Update a run for another hospital: the level, or level and slope.
 
-    A closed test chooses what the events allow to learn: the level from 10 people with the event, the slope from 50,
-    the network's last layer from 100. It may leave the run as it is.
+    A closed test chooses what the events allow to learn: the level from 10 people with the event, the slope from 50.
+    It may leave the run as it is.
     """
     opened = open_run(run, data=data)
-    from ehrsequencing.api.update import update as update_run
+    from ehrsequencing.api.new_people import update as update_run
 
     made = update_run(
         opened.folder, data, out=out, task=task, overwrite=overwrite, progress=shown()

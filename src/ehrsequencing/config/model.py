@@ -104,6 +104,8 @@ class ModelShape(Settings):
     values: Literal["polynomial", "interpolate", "none"] = "polynomial"
     value_bins: int = Field(default=5, ge=2)  # values=interpolate: number of knots
     members: int = Field(default=1, ge=1)  # size of the ensemble
+    # whether a query begins with the vector of the visit that it follows
+    query_follows_visit: bool = False
 
     @model_validator(mode="after")
     def _rising(self) -> "ModelShape":

@@ -8,10 +8,6 @@ metric. Rates and metrics have three decimals, the likelihood four; curves come 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from ehrsequencing.core.record_types import TrainingPeople
-
 SMALLEST_COUNT = 11  # people behind a count or a code that is named: fewer may point at a person
 TOO_FEW = "too few events"  # why a row has no interval, or no value
 
@@ -88,35 +84,6 @@ class Share(NamedTuple):
     def near(self, share: float) -> float:
         """What it may be that is nearest to another share."""
         return min(max(share, self.low), self.high)
-
-
-def coarse_people(kept: TrainingPeople) -> TrainingPeople:
-    """What training people were like, for a shared copy: shares in per cent, and quantiles by 17 places.
-
-    Their number is the next below of 11, 20, 50, 100, 200 …, so that chance has wider limits, and counts are shares of
-    it; a code that all but 10 people have is one that all have.
-    """
-    people, size = kept["people"], SMALLEST_COUNT
-    for larger in (base * 10**power for power in range(1, 10) for base in (2, 5, 10)):
-        size = larger if larger <= people else size
-
-    def share(count: int) -> int:
-        return round(size * (1.0 if people - count < SMALLEST_COUNT else round(count / people, 2)))
-
-    def coarse(curves: dict[str, list[float]]) -> dict[str, list[float]]:
-        found = dict[str, list[float]]()
-        for name, knots in curves.items():
-            places = np.arange(len(knots))
-            found[name] = np.interp(places, places[::8], knots[::8]).round(5).tolist()
-        return found
-
-    return {
-        **kept,
-        "people": size,
-        "codes": {code: (share(had), share(n)) for code, (had, n) in kept["codes"].items()},
-        "measures": coarse(kept["measures"]),
-        "risks": coarse(kept["risks"]),
-    }
 
 
 def rounded(value: Any, digits: int = 3) -> Any:

@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from functools import cache, wraps
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ehrsequencing.core.errors import EhrseqError
@@ -134,9 +135,20 @@ def _wrong_call(
     return EhrseqError(why, where=name, fix=f"use {fix}" if fix else f"write {name}({short})")
 
 
-def answering_methods(cls: Called) -> Called:
-    """The class, whose public methods answer wrong calls."""
-    for name, value in list(vars(cls).items()):
-        if inspect.isfunction(value) and not name.startswith("_"):
-            setattr(cls, name, answering(value, name))
-    return cls
+def public(module: ModuleType, name: str) -> Any:
+    """A public name of a module; a function of it answers wrong calls from now on, there too, where pickle looks."""
+    value = getattr(module, name)
+    if inspect.isfunction(value) and not hasattr(value, "__wrapped__"):
+        value = answering(value)
+        setattr(module, name, value)
+    return value
+
+
+class Answering:
+    """A class whose own public methods answer wrong calls."""
+
+    def __init_subclass__(cls, **named: Any) -> None:
+        super().__init_subclass__(**named)
+        for name, value in list(vars(cls).items()):
+            if inspect.isfunction(value) and (name == "__init__" or not name.startswith("_")):
+                setattr(cls, name, answering(value, name))

@@ -284,7 +284,7 @@ def _as_json(value: object) -> str:
 
 
 class Shareable(dict[str, Any], Generic[Content]):
-    """Content that may leave the hospital: only `core.redaction` makes it."""
+    """Content that may leave the hospital: only `results.redaction` makes it."""
 
     @property
     def content(self) -> Content:

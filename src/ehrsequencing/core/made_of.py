@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from ehrsequencing.core.files import digest
 
-FORMULAS = 2  # raise it when the same parts give other models or numbers: results of before then count no more
+FORMULAS = 3  # raise it when the same parts give other models or numbers: results of before then count no more
 
 
 def made_of(**parts: object) -> dict[str, str]:

@@ -110,9 +110,6 @@ PREDICTIONS = Kind(
     "predictions",
     (b'"subject_id","prediction_time","cause","horizon_days","risk","kind","index_time"',),
 )
-DRIFT = Kind(
-    "drift", "a comparison with training people", (b"<title>New people beside the training people",)
-)
 LIST = Kind("list", "a summary of predictions", (b'"kind": "list"', b"<title>Predictions of "))
 EXPLORER = Kind("explorer", "an explorer", (b"ehrsequencing explorer</title>",))
 EXPLANATION = Kind(

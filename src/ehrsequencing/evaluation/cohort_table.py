@@ -11,12 +11,12 @@ from numpy.typing import ArrayLike
 from ehrsequencing.config import DAYS_PER_YEAR
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.disclosure import SMALLEST_COUNT, count_text, shareable_rate
-from ehrsequencing.core.result_types import Table1
 from ehrsequencing.evaluation.context import Context
 from ehrsequencing.metrics.censoring import median_follow_up_days
 from ehrsequencing.predictors.history import FeatureSpec, fit_feature_spec, history_features
 from ehrsequencing.records.timelines import TaskRecords, Timelines
 from ehrsequencing.records.vocabulary import Vocabulary
+from ehrsequencing.results.result_types import Table1
 
 _MOST_CODES = 12  # codes without a time, and as many with numbers
 _FREQUENT = 60  # codes with a time, among which those with numbers are looked for

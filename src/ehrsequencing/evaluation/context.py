@@ -15,18 +15,18 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, read_json_lines
 from ehrsequencing.core.made_of import made_of
 from ehrsequencing.core.outputs import ARRAYS_FILE, BLEND_FILE, HISTORY, RUN_NEEDS
-from ehrsequencing.core.record_types import CohortCounts
-from ehrsequencing.core.result_types import Checks, Frame, Training
 from ehrsequencing.core.version import __version__
 from ehrsequencing.evaluation.comparison import Comparison
-from ehrsequencing.evaluation.evaluated import Evaluated
 from ehrsequencing.evaluation.population import Population, unobserved_tenths
+from ehrsequencing.evaluation.rivals import Evaluated
 from ehrsequencing.prediction.run import Run
+from ehrsequencing.records.account import CohortCounts
 from ehrsequencing.records.attrition import task_warnings
 from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.vocabulary import Vocabulary
+from ehrsequencing.results.result_types import Checks, Frame, Training
 
 # key in the file (examples/tripod.yaml): (title with the item of TRIPOD+AI or the domain of PROBAST+AI, what is asked)
 QUESTIONS = {

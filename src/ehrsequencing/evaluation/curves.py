@@ -10,15 +10,6 @@ import numpy as np
 from ehrsequencing.config import DAYS_PER_YEAR
 from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.core.disclosure import enough_people
-from ehrsequencing.core.result_types import (
-    Cell,
-    DecisionRow,
-    Histogram,
-    IncidenceRow,
-    MetricRow,
-    RiskGroup,
-    SmoothRow,
-)
 from ehrsequencing.evaluation import results
 from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.evaluation.estimates import Estimate, estimate, long_rows, metric_estimates
@@ -28,6 +19,15 @@ from ehrsequencing.metrics.calibration import smooth_calibration
 from ehrsequencing.metrics.censoring import RiskSets
 from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.metrics.registry import taken
+from ehrsequencing.results.result_types import (
+    Cell,
+    DecisionRow,
+    Histogram,
+    IncidenceRow,
+    MetricRow,
+    RiskGroup,
+    SmoothRow,
+)
 
 BARS = 10  # of a histogram of predicted risks
 POINTS = 40  # of a smooth calibration curve

@@ -4,14 +4,13 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from ehrsequencing.core.answer_types import Calibrations, RecalibrationPart
+from ehrsequencing.config import TaskConfig
 from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.core.disclosure import TOO_FEW, shareable_count
-from ehrsequencing.core.result_types import MetricRow
 from ehrsequencing.evaluation import results
 from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.evaluation.results import number
@@ -24,9 +23,7 @@ from ehrsequencing.prediction.run import Run
 from ehrsequencing.predictors.recalibration import Recalibration, fit_recalibration
 from ehrsequencing.records.attrition import too_few
 from ehrsequencing.records.prepared import Prepared
-
-if TYPE_CHECKING:
-    from ehrsequencing.evaluation.evaluate import Evaluation
+from ehrsequencing.results.result_types import Calibrations, MetricRow, RecalibrationPart
 
 BIASED = "biased under resampling"  # why a row has no interval
 WORK_ELEMENTS = 2**18  # resamples × rows of one work array: what fits the cache
@@ -387,29 +384,24 @@ def recalibrate(run: Run, prepared: Prepared) -> Recalibration:
 
 
 def before_and_after(
-    evaluation: "Evaluation", run: Run, fitted: Recalibration, *, landmark_days: float | None
+    scope: Comparison, task: TaskConfig, fitted: Recalibration
 ) -> RecalibrationPart:
-    """The `recalibration` key of `metrics.json`: calibration at one landmark, as trained and recalibrated."""
-    after = run.predictor.recalibrated(fitted.intercept[:, 0], fitted.slope[:, 0])
-    sides = {"before": run.predictor, "after": after}
-    horizons, risks = evaluation.horizons, evaluation.risks(sides)
-    scopes = evaluation.comparisons(risks, horizons)
-    scope = next(one for one in scopes if one.landmark_days == landmark_days).without_resamples()
+    """The `recalibration` key of `metrics.json`: calibration at one landmark of the models `before` and `after`."""
 
     def measured(side: str) -> Calibrations:
         estimates = metric_estimates(scope, side, [METRICS[key] for key in SHOWN])
         return {
             name: {key: [number(v) for v in one.value[e]] for key, one in estimates.items()}
-            for e, name in enumerate(run.task.causes)
+            for e, name in enumerate(task.causes)
         }
 
     columns = zip(
-        run.task.causes, fitted.intercept[:, 0], fitted.slope[:, 0], fitted.subjects, strict=True
+        task.causes, fitted.intercept[:, 0], fitted.slope[:, 0], fitted.subjects, strict=True
     )
     return {
         "fitted_on": FITTED_ON,
-        "landmark_days": landmark_days,
-        "horizons_days": horizons.tolist(),
+        "landmark_days": scope.landmark_days,
+        "horizons_days": scope.horizons_days.tolist(),
         "before": measured("before"),
         "after": measured("after"),
         "fitted": {

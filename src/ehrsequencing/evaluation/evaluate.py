@@ -16,17 +16,6 @@ from ehrsequencing.config import EvaluationConfig
 from ehrsequencing.core.arrays import Floats, Ints, selected
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import write_json
-from ehrsequencing.core.redaction import INDIVIDUAL
-from ehrsequencing.core.result_types import (
-    DecisionRow,
-    Exact,
-    IncidenceRow,
-    MetricRow,
-    Oracle,
-    SmoothRow,
-    SubgroupRow,
-    Trajectory,
-)
 from ehrsequencing.core.signals import give_back_freed_memory
 from ehrsequencing.evaluation import population as follow_up, results
 from ehrsequencing.evaluation.cohort_table import cohort_table
@@ -52,13 +41,14 @@ from ehrsequencing.evaluation.estimates import (
     recalibrate,
     scope_estimates,
 )
-from ehrsequencing.evaluation.evaluated import Evaluated
 from ehrsequencing.evaluation.examples import SIMULATED_TRAJECTORIES, code_effects, trajectories
 from ehrsequencing.evaluation.oracle import TrueHazards, oracle_table, oracle_warnings, truth_of
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.rivals import (
+    Evaluated,
     fit_rivals,
     likelihood_of_parts,
+    likelihoods,
     parts_alone,
     trials_of,
 )
@@ -66,9 +56,20 @@ from ehrsequencing.evaluation.subgroups import groups_of_rows, subgroup_rows
 from ehrsequencing.metrics.hazards import expected_events
 from ehrsequencing.prediction.run import RECALIBRATION, Run, add_to_run, opened, require_room
 from ehrsequencing.predictors.fit import Fitted
-from ehrsequencing.predictors.from_file import nll_through
 from ehrsequencing.predictors.predictor import Predictor, risks_and_likelihoods
+from ehrsequencing.predictors.recalibration import Recalibration
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.results.redaction import INDIVIDUAL
+from ehrsequencing.results.result_types import (
+    DecisionRow,
+    Exact,
+    IncidenceRow,
+    MetricRow,
+    Oracle,
+    RecalibrationPart,
+    SmoothRow,
+    SubgroupRow,
+)
 
 GRID_POINTS = 12  # of the integrated Brier score
 Say = Callable[[str], None]
@@ -246,7 +247,10 @@ class Evaluation:
             if self.source.is_curve:
                 metrics += over_time_rows(on_grid, causes, self.horizons, fine=fine)
             differences += difference_rows(comparison, estimates, ours=self.ours, rivals=rivals)
-        self.nll = self._likelihoods()
+        self.nll, notes = likelihoods(
+            self.predictors, self.known_nll, self.source.knots_days, self.records, self.task
+        )
+        self.warnings += notes
         for comparison in comparisons:
             days = comparison.landmark_days
             rows = slice(None) if days is None else self.records.at_landmark(days)
@@ -256,31 +260,6 @@ class Evaluation:
                     less = self.nll[self.ours][rows] - nll[rows]
                     differences.append(nll_row(comparison, less, model=name, cause=causes[0]))
         return metrics, differences
-
-    def _likelihoods(self) -> dict[str, Floats]:
-        """Model → (R,) NLL of every prediction time; no model has one where ours has none.
-
-        Each by its own hazards (baselines on the run's grid), or, for risks that are known at some knots only, all by
-        curves through their risks there.
-        """
-        ours, *others = self.predictors
-        if not self.predictors[ours].has_hazards:
-            return {}
-        likelihoods = {ours: self.known_nll[ours]}
-        knots, start = self.source.knots_days, self.task.blanking
-        for name in others:
-            predictor = self.predictors[name]
-            if knots is not None:
-                risk = predictor.risk(self.records, knots, start_days=start)
-                nll = nll_through(risk, knots, self.rows, start_days=start)
-            else:
-                nll = self.known_nll[name]
-            if np.isfinite(nll).all():
-                likelihoods[name] = nll
-            else:
-                note = "has no NLL: an event falls where its curve is flat."
-                self.warnings.append(f"{name} {note}")
-        return likelihoods
 
     @property
     def _strongest(self) -> list[str]:
@@ -325,7 +304,15 @@ class Evaluation:
             "smallest_g": follow_up.smallest_g(comparisons),
             "subgroups": [row for one in at_landmarks for row in self._subgroups(one)],
             "incidence": self._incidence(risks[self.ours], main[1]),
-            "trajectories": self._trajectories(risks[self.ours], main[1]),
+            "trajectories": trajectories(
+                self.source,
+                self.population,
+                selected(risks[self.ours], slice(None), np.searchsorted(self.knots, self.horizons)),
+                wanted=SIMULATED_TRAJECTORIES * self.context.is_simulated
+                if self.settings.trajectories is None
+                else self.settings.trajectories,
+                horizon_days=main[1],
+            ),
             "codes": code_effects(
                 self.run, self.population, settings=self.settings, horizon_days=main[1]
             ),
@@ -372,18 +359,6 @@ class Evaluation:
         groups = groups_of_rows(self.records, self.source.vocabulary, chosen=at)
         return subgroup_rows(comparison, groups, self.task.causes, model=self.ours)
 
-    def _trajectories(self, risk: Floats, horizon_days: float) -> list[Trajectory]:
-        column = np.searchsorted(self.knots, self.horizons)
-        return trajectories(
-            self.source,
-            self.population,
-            selected(risk, slice(None), column),
-            wanted=SIMULATED_TRAJECTORIES * self.context.is_simulated
-            if self.settings.trajectories is None
-            else self.settings.trajectories,
-            horizon_days=horizon_days,
-        )
-
     def _oracle(self) -> Oracle | None:
         if self.truth is None:
             return None
@@ -392,6 +367,41 @@ class Evaluation:
         table = oracle_table(self.truth, self.source.predictor, self.records, self.nll[self.ours])
         self.warnings += oracle_warnings(table)
         return table
+
+    def recalibrated(self, fitted: Recalibration, landmark_days: float | None) -> RecalibrationPart:
+        """Calibration at one landmark, as trained and recalibrated."""
+        after = self.source.predictor.recalibrated(fitted.intercept[:, 0], fitted.slope[:, 0])
+        risks = self.risks({"before": self.source.predictor, "after": after})
+        scopes = self.comparisons(risks, self.horizons)
+        scope = next(one for one in scopes if one.landmark_days == landmark_days)
+        return before_and_after(scope.without_resamples(), self.task, fitted)
+
+
+def evaluate_predictors(
+    source: Evaluated,
+    population: Population,
+    *,
+    prepared: Prepared | None,
+    settings: EvaluationConfig,
+    beside: Mapping[str, Predictor] | None = None,
+    progress: Say = lambda _: None,
+) -> Exact:
+    """Evaluate what answers on a population, beside baselines; recalibrated too, where the settings ask for it.
+
+    Arguments as of `Evaluation`; without a prepared set there are no baselines.
+    """
+    fitted = None
+    if settings.recalibrate and source.run is not None and prepared is not None:
+        fitted = recalibrate(source.run, prepared)
+    rivals = fit_rivals(source, prepared, settings, progress)
+    evaluation = Evaluation(
+        source, population, prepared=prepared, settings=settings, fitted=rivals, beside=beside
+    )
+    result = evaluation.result(progress=progress)
+    if fitted is not None:
+        landmark = result["main"]["landmark_days"]
+        result["recalibration"] = evaluation.recalibrated(fitted, landmark)
+    return result
 
 
 def evaluate(
@@ -418,20 +428,18 @@ def evaluate(
         EhrseqError: The run or its prepared set cannot be used.
     """
     run = opened(run)
-    evaluated = Evaluated.of_run(run)
     require_room(run.folder, results.SHARED, INDIVIDUAL, *results.DRAWN)
     store = run.prepared(prepared)
     settings = settings or run.study.evaluation
-    population = Population.of_split(store, run.task, split).drawn(settings)
-    fitted = recalibrate(run, store) if settings.recalibrate else None
-    rivals = fit_rivals(evaluated, store, settings, progress)
-    evaluation = Evaluation(evaluated, population, prepared=store, settings=settings, fitted=rivals)
-    result = evaluation.result(progress=progress)
+    result = evaluate_predictors(
+        Evaluated.of_run(run),
+        Population.of_split(store, run.task, split).drawn(settings),
+        prepared=store,
+        settings=settings,
+        progress=progress,
+    )
     result["made_of"] = evaluation_made_of(run, split, settings)
-    if fitted is not None:
-        landmark = result["main"]["landmark_days"]
-        recalibration = before_and_after(evaluation, run, fitted, landmark_days=landmark)
-        result["recalibration"] = recalibration
+    if (recalibration := result["recalibration"]) is not None:
         # the values before and after stand in `metrics.json`, which hides small numbers of people
         facts = {"fitted": recalibration["fitted"]}
         add_to_run(run.folder, RECALIBRATION, lambda path: write_json(path, facts))

@@ -6,6 +6,7 @@ index instead of dates. The rows are individual data: they never enter a file th
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -13,9 +14,8 @@ from ehrsequencing.config import EvaluationConfig, TaskConfig, format_days
 from ehrsequencing.core.arrays import Floats, Ints, hash_u64
 from ehrsequencing.core.disclosure import SMALLEST_COUNT, shareable_rate
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.result_types import CodeEffect, CodeEffects, MovePart, Trajectory
-from ehrsequencing.evaluation.evaluated import Evaluated
 from ehrsequencing.evaluation.population import Population
+from ehrsequencing.evaluation.rivals import Evaluated
 from ehrsequencing.explain import Question, change, subject_records
 from ehrsequencing.explain.cohort import explain_cohort
 from ehrsequencing.explain.deletions import OF_PART
@@ -26,6 +26,7 @@ from ehrsequencing.records.codes import read_descriptions
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
+from ehrsequencing.results.result_types import Trajectory
 
 LONGEST_TRAJECTORY = 40  # prediction times, and visits before the last of them
 CURVE_POINTS = 40  # of a whole risk curve
@@ -201,7 +202,7 @@ def _add_moves(
             if places[k + 1] != places[k] + 1:
                 continue
             moved = change(question, record_of[who], row=int(places[k + 1]))
-            parts: list[MovePart] = [
+            parts: list[dict[str, Any]] = [
                 {"code": part.code, "codes": part.codes, "change": round(part.change, 5)}
                 for part in moved.rows
             ]
@@ -225,7 +226,7 @@ RARE = f"No code was recorded for at least {SMALLEST_COUNT} of the subjects."
 
 def code_effects(
     run: Run | None, population: Population, *, settings: EvaluationConfig, horizon_days: float
-) -> CodeEffects | None:
+) -> dict[str, Any] | None:
     """Mean effects of codes on the risk by one horizon, at the subjects' last prediction times.
 
     Args:
@@ -266,7 +267,7 @@ def code_effects(
         return {"codes": [], "reason": CHANGED}
     words = read_descriptions(population.source)
     rows_of_codes = effects.table.to_pylist()
-    codes: list[CodeEffect] = [
+    codes: list[dict[str, Any]] = [
         {
             "code": row["code"],
             "description": words.get(row["code"]),

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from ehrsequencing.config import DataConfig, DriftConfig, EvaluationConfig, TaskConfig
-from ehrsequencing.core.answer_types import ExternalPart, NewCode
 from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, private_folder, read_json, refuse_overlap
@@ -26,14 +25,11 @@ from ehrsequencing.core.outputs import (
     is_json_of,
     write_manifest,
 )
-from ehrsequencing.core.result_types import Exact
 from ehrsequencing.evaluation.context import evaluation_made_of
-from ehrsequencing.evaluation.estimates import before_and_after, recalibrate
-from ehrsequencing.evaluation.evaluate import Evaluation
-from ehrsequencing.evaluation.evaluated import Evaluated
+from ehrsequencing.evaluation.evaluate import evaluate_predictors
 from ehrsequencing.evaluation.population import Population, people
 from ehrsequencing.evaluation.results import write_result
-from ehrsequencing.evaluation.rivals import fit_rivals
+from ehrsequencing.evaluation.rivals import Evaluated
 from ehrsequencing.prediction.drift import Drift, compare
 from ehrsequencing.prediction.predict import Encoder
 from ehrsequencing.prediction.run import Run, opened, refuse_shared
@@ -53,6 +49,7 @@ from ehrsequencing.records.timelines import (
     open_arrays,
 )
 from ehrsequencing.records.visits import make_record
+from ehrsequencing.results.result_types import Exact, ExternalPart
 
 SPLIT = "external"
 _CHUNK = 5_000  # subjects put in order at a time
@@ -235,23 +232,14 @@ def validate(
         if not external.drift.passes:
             say(f"warning: {external.drift.verdict}")
         external = replace(external, population=external.population.drawn(settings))
-        rivals = fit_rivals(evaluated, store, settings, progress)
-        evaluation = Evaluation(
-            evaluated, external.population, prepared=store, settings=settings, fitted=rivals
+        result = evaluate_predictors(
+            evaluated, external.population, prepared=store, settings=settings, progress=progress
         )
-        result = evaluation.result(progress=progress)
         summary, warnings = _summary(run, external, store, result["inputs"]["by_split"])
         result["made_of"] = evaluation_made_of(
             run, SPLIT, settings, data=external.made_of, baselines=store is not None
         )
         result |= {"external": summary, "warnings": [*warnings, *result["warnings"]]}
-        if store is not None and settings.recalibrate:
-            result["recalibration"] = before_and_after(
-                evaluation,
-                run,
-                recalibrate(run, store),
-                landmark_days=result["main"]["landmark_days"],
-            )
         write_result(result, temporary)
         draw(result, temporary)
         made = {"run": run.fingerprint, "made_of": external.made_of}
@@ -288,7 +276,7 @@ def _summary(
             "to state it."
         )
     warnings += [f"No code of the data matches the task's {text}." for text in external.unmatched]
-    unknown: list[NewCode[int]] = [
+    unknown: list[dict[str, Any]] = [
         {"code": code, "subjects": count}
         for code, count in external.unknown.items()
         if count >= SMALLEST_COUNT

@@ -15,7 +15,6 @@ import torch
 
 from ehrsequencing.config import TaskConfig, load_task
 from ehrsequencing.core.arrays import Bools, Floats, Ints, row_blocks
-from ehrsequencing.core.result_types import Oracle
 from ehrsequencing.evaluation.comparison import ORACLE
 from ehrsequencing.evaluation.population import Population, RowFinder
 from ehrsequencing.metrics.bootstrap import mean_by_subject
@@ -26,6 +25,7 @@ from ehrsequencing.records.hazards import event_bin, exposure, horizon_nll
 from ehrsequencing.records.meds import simulation_faults
 from ehrsequencing.records.parquet_rows import read_batches
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
+from ehrsequencing.results.result_types import Oracle
 
 TRUTH, MECHANISMS, TASK = "truth_hazards.parquet", "truth_mechanisms.parquet", "task.yaml"
 _KEY = ("subject_id", "prediction_time")  # of a line of the truth

@@ -5,23 +5,15 @@ Outcomes with fewer than 50 events are pooled: their own numbers would be noise,
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 from ehrsequencing.config import EvaluationConfig
-from ehrsequencing.core.answer_types import (
-    Estimated,
-    OutcomeNumbers,
-    OutcomeRow,
-    OutcomeSummary,
-    OutcomeTable,
-    PooledOutcomes,
-)
 from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints
 from ehrsequencing.core.disclosure import rounded
 from ehrsequencing.core.files import Shareable
-from ehrsequencing.core.redaction import redact_rows
 from ehrsequencing.evaluation.population import drawn_subjects
 from ehrsequencing.evaluation.subgroups import groups_of_rows
 from ehrsequencing.metrics.bootstrap import bootstrap_subjects, interval_around
@@ -40,6 +32,7 @@ from ehrsequencing.predictors.network import states_of_rows
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.outcomes import outcome_labels
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.results.redaction import redact_rows
 
 FEWEST_EVENTS = 50  # subjects with the event, below which an outcome has no line of its own
 # a case is predicted at least so long before its event, as in Delphi-2M's evaluation
@@ -57,7 +50,7 @@ def evaluate_outcomes(
     split: str,
     settings: EvaluationConfig,
     progress: Progress = lambda done, total: None,
-) -> Shareable[OutcomeTable]:
+) -> Shareable[dict[str, Any]]:
     """The table of all outcomes, as it may be shared.
 
     - `events`: subjects with the event within the last horizon after a landmark.
@@ -81,7 +74,7 @@ def evaluate_outcomes(
         `events` of `subjects`.
     """
     rows = OutcomeRows(run, prepared, split, settings)
-    outcomes, rare = list[OutcomeRow](), _Pool()
+    outcomes, rare = list[dict[str, Any]](), _Pool()
     for done, one in enumerate(rows.outcomes(), start=1):
         if (events := len(one.had)) >= FEWEST_EVENTS:
             outcomes.append({"code": run.outcomes[one.number], "events": events, **one.numbers()})
@@ -89,7 +82,7 @@ def evaluate_outcomes(
             rare.add(one)
         progress(done, len(run.outcomes))
     outcomes.sort(key=lambda row: -(row["auc"]["value"] or 0.0))
-    result: OutcomeTable = {
+    result: dict[str, Any] = {
         "task": run.task.name,
         "split": split,
         "outcomes": outcomes,
@@ -105,7 +98,7 @@ def evaluate_outcomes(
     return shared
 
 
-def summary(rows: list[OutcomeRow]) -> OutcomeSummary:
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Median AUC, and how many O/E lie within .9 to 1.1; with events as they are, even true hazards miss that often."""
     aucs = [row["auc"]["value"] for row in rows if row["auc"]["value"] is not None]
     ratios = np.array([row["oe"]["value"] for row in rows if row["oe"]["value"] is not None])
@@ -141,7 +134,7 @@ class OneOutcome:
     observed: Floats  # (1 + resamples,) at landmarks, within the last horizon
     expected: Floats
 
-    def numbers(self) -> OutcomeNumbers:
+    def numbers(self) -> dict[str, Any]:
         """AUC, C and O/E, each with its interval."""
         oe = divide(self.observed, self.expected)
         c = self.c if self.c is not None else np.full(len(oe), np.nan)
@@ -165,7 +158,7 @@ class _Pool:
         self.count, self.subjects = self.count + 1, one.subjects
         self.people.update(one.had.tolist())
 
-    def numbers(self) -> PooledOutcomes:
+    def numbers(self) -> dict[str, Any]:
         """Their AUC, cases as weights, and O/E; none where the pool is empty."""
         if not self.sums:
             return {"outcomes": 0}
@@ -353,7 +346,7 @@ def _one_a_stratum(subject: Ints, stratum: Ints, *, seed: int) -> Ints:
     return np.sort(order[np.unique(key, return_index=True)[1]])
 
 
-def _estimate(values: Floats, events: int, subjects: int) -> Estimated:
+def _estimate(values: Floats, events: int, subjects: int) -> dict[str, Any]:
     """The whole's value, its interval over the resamples, and of how many people it is."""
     low, high = interval_around(values[0], values[1:])
     shown = [None if np.isnan(x) else round(float(x), 4) for x in (values[0], low, high)]

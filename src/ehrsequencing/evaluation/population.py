@@ -11,8 +11,6 @@ from ehrsequencing.config import EvaluationConfig, TaskConfig, format_days
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.disclosure import SMALLEST_COUNT, TOO_FEW, count_text
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.record_types import Attrition, CohortCounts
-from ehrsequencing.core.result_types import AtRisk, FollowUp, SmallestG
 from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.evaluation.results import number
 from ehrsequencing.metrics.bootstrap import interval_around
@@ -25,12 +23,14 @@ from ehrsequencing.metrics.censoring import (
     dropout_cause,
     median_follow_up_days,
 )
+from ehrsequencing.records.account import Attrition, CohortCounts
 from ehrsequencing.records.attrition import FEWEST_SUBJECTS
 from ehrsequencing.records.cohort import potential_days
 from ehrsequencing.records.events import DAY_US, NEVER
 from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
+from ehrsequencing.results.result_types import AtRisk, FollowUp, SmallestG
 
 DRAWN = "drawn at random for the evaluation"  # the last step of the flow, where some were drawn
 

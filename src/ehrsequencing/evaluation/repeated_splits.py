@@ -15,26 +15,24 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ehrsequencing.config import EvaluationConfig, StudyConfig
-from ehrsequencing.core.answer_types import RepeatedRow, RepeatedSplits
 from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.disclosure import TOO_FEW
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, write_json
 from ehrsequencing.core.made_of import made_of
 from ehrsequencing.core.outputs import MANIFEST, read_sealed, sealed
-from ehrsequencing.core.result_types import Exact
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.evaluate import Evaluation
-from ehrsequencing.evaluation.evaluated import Evaluated
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.results import add_result, number
-from ehrsequencing.evaluation.rivals import fit_rivals, likelihood_of_parts
+from ehrsequencing.evaluation.rivals import Evaluated, fit_rivals, likelihood_of_parts
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.prediction.run import Run, opened
 from ehrsequencing.predictors.fit import landmark_nll
 from ehrsequencing.records.attrition import too_few
 from ehrsequencing.records.prepare import prepare, require_made_of
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.results.result_types import Exact, RepeatedRow, RepeatedSplits
 from ehrsequencing.training.fit import fit
 from ehrsequencing.training.plan import Plan
 

@@ -1,7 +1,7 @@
 """The result of an evaluation: its rows as plain JSON, and its files.
 
 The exact result goes in. Of real people it is written to `metrics-individual.json`, which only its owner can read and
-no command needs, and `metrics.json` holds what may be told of it (`core.redaction.redact`). A simulation has no
+no command needs, and `metrics.json` holds what may be told of it (`results.redaction.redact`). A simulation has no
 people: there `metrics.json` is the exact result, and there is no other file.
 """
 
@@ -19,11 +19,11 @@ from ehrsequencing.core.files import (
     write_json,
     write_shareable,
 )
-from ehrsequencing.core.redaction import INDIVIDUAL, redact
-from ehrsequencing.core.result_types import BlendParts, BlendWeight, Exact, MetricRow, Shared
 from ehrsequencing.prediction.run import METRICS, Run, add_to_run, is_as_written
 from ehrsequencing.predictors.stack import FOLDS
 from ehrsequencing.records.attrition import too_few
+from ehrsequencing.results.redaction import INDIVIDUAL, redact
+from ehrsequencing.results.result_types import Exact, MetricRow, Shared
 
 
 def number(value: Any) -> float | None:
@@ -31,7 +31,7 @@ def number(value: Any) -> float | None:
     return None if value is None or not np.isfinite(value) else float(value)
 
 
-def blend(run: Run | None, tuning_nll: Mapping[str, float]) -> BlendParts | None:
+def blend(run: Run | None, tuning_nll: Mapping[str, float]) -> dict[str, Any] | None:
     """Content of `blend`: the weight of each part per cause, with its interval; None where the run is no blend.
 
     Args:
@@ -40,9 +40,9 @@ def blend(run: Run | None, tuning_nll: Mapping[str, float]) -> BlendParts | None
     """
     if run is None or run.blend is None:
         return None
-    weights = run.blend.weights
-    parts = [part.name for part in run.blend.parts]
-    rows: list[BlendWeight] = [
+    leaves, weights = run.blend.shares
+    parts = [part.name for part in leaves]
+    rows: list[dict[str, Any]] = [
         {
             "cause": cause,
             "part": part,

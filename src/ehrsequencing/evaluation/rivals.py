@@ -1,17 +1,77 @@
-"""The models beside the one that is evaluated: baselines on the same training subjects, and the parts of a blend."""
+"""What an evaluation is about, and the models beside it: baselines on the same training subjects, parts of a blend."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from ehrsequencing.config import EvaluationConfig
-from ehrsequencing.evaluation.comparison import NETWORK
-from ehrsequencing.evaluation.evaluated import Evaluated
+import numpy as np
+
+from ehrsequencing.config import EvaluationConfig, StudyConfig, TaskConfig
+from ehrsequencing.core.arrays import Floats
+from ehrsequencing.evaluation.comparison import NETWORK, OURS
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.predictors.boosted import BoostedVisits
 from ehrsequencing.predictors.fit import Fitted, fit_baselines, landmark_nll
 from ehrsequencing.predictors.fitting_data import FittingData
+from ehrsequencing.predictors.from_file import FromFile, nll_through
 from ehrsequencing.predictors.landmark_cox import LandmarkCox
 from ehrsequencing.predictors.predictor import Predictor
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.records.timelines import TaskRecords
+from ehrsequencing.records.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """The predictor that an evaluation is about.
+
+    Attributes:
+        name: Its name in every table.
+        predictor: What answers.
+        where: What error messages point to.
+        task: The question that it answers.
+        study: Settings that go with it.
+        vocabulary: Names of the tokens of the records.
+        config: The settings that the report lists.
+        run: The run, with what only a run can tell (history, seeds, audit); None for predictions alone.
+    """
+
+    name: str
+    predictor: Predictor
+    where: str
+    task: TaskConfig
+    study: StudyConfig
+    vocabulary: Vocabulary
+    config: dict[str, Any]
+    run: Run | None = None
+
+    @classmethod
+    def of_run(cls, run: Run) -> "Evaluated":
+        """A run.
+
+        Raises:
+            EhrseqError: It has the `visit` head, whose risks have no horizons in days.
+        """
+        return cls(
+            name=OURS,
+            predictor=run.predictor,
+            where=str(run.folder),
+            task=run.task,
+            study=run.study,
+            vocabulary=run.vocabulary,
+            config=run.study.model_dump(mode="json"),
+            run=run,
+        )
+
+    @property
+    def is_curve(self) -> bool:
+        """Whether risks are known at every day up to the last horizon, and not only at the horizons."""
+        return not isinstance(self.predictor, FromFile) or self.predictor.is_curve
+
+    @property
+    def knots_days(self) -> Floats | None:
+        """Where every model's likelihood is that of a curve through its risks; None: each by its own hazards."""
+        return self.predictor.horizons_days if isinstance(self.predictor, FromFile) else None
 
 
 def fit_rivals(
@@ -61,7 +121,7 @@ def parts_alone(run: Run | None, fitted: Sequence[Fitted]) -> dict[str, Predicto
     if run is None or run.blend is None:
         return {}
     there = {one.model.name for one in fitted}
-    parts = {NETWORK if one.name == "network" else one.name: one for one in run.blend.parts}
+    parts = {NETWORK if one.name == "network" else one.name: one for one in run.blend.shares[0]}
     return {name: one for name, one in parts.items() if name not in there}
 
 
@@ -100,3 +160,36 @@ def known_baselines(run: Run | None, *, seed: int, trials: int | None) -> dict[s
         return {}
     stacked = run.blend.stacked
     return {one.name: one for one in (stacked, *stacked.parts)}
+
+
+def likelihoods(
+    predictors: Mapping[str, Predictor],
+    known: Mapping[str, Floats],
+    knots_days: Floats | None,
+    records: TaskRecords,
+    task: TaskConfig,
+) -> tuple[dict[str, Floats], list[str]]:
+    """Model → (R,) NLL of every prediction time, and warnings; no model has one where the first has none.
+
+    Args:
+        predictors: By name, the one that is evaluated first.
+        known: NLL by their own hazards (baselines on the run's grid).
+        knots_days: For risks that are known at some knots only: all go by curves through their risks there.
+        records: The prediction times.
+        task: Its blanking.
+    """
+    ours, *others = predictors
+    if not predictors[ours].has_hazards:
+        return {}, []
+    found, notes, start = {ours: known[ours]}, list[str](), task.blanking
+    for name in others:
+        if knots_days is None:
+            nll = known[name]
+        else:
+            risk = predictors[name].risk(records, knots_days, start_days=start)
+            nll = nll_through(risk, knots_days, records.rows, start_days=start)
+        if np.isfinite(nll).all():
+            found[name] = nll
+        else:
+            notes.append(f"{name} has no NLL: an event falls where its curve is flat.")
+    return found, notes

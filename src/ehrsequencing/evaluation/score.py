@@ -38,21 +38,20 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, refuse_overlap, sha256
 from ehrsequencing.core.made_of import made_of
 from ehrsequencing.core.outputs import SCORE, complete_folder, write_manifest
-from ehrsequencing.core.record_types import CohortCounts
-from ehrsequencing.core.result_types import Exact
 from ehrsequencing.evaluation.comparison import NETWORK, ORACLE
-from ehrsequencing.evaluation.evaluate import Evaluation
-from ehrsequencing.evaluation.evaluated import Evaluated
+from ehrsequencing.evaluation.evaluate import evaluate_predictors
 from ehrsequencing.evaluation.population import Population, RowFinder, drawn_subjects, people
 from ehrsequencing.evaluation.results import write_result
-from ehrsequencing.evaluation.rivals import fit_rivals
+from ehrsequencing.evaluation.rivals import Evaluated
 from ehrsequencing.metrics.outcomes import ROUNDING
 from ehrsequencing.prediction.prediction_file import SUFFIXES, RiskTable, read_predictions
 from ehrsequencing.predictors.fit import BASELINES
 from ehrsequencing.predictors.from_file import FromFile
+from ehrsequencing.records.account import CohortCounts
 from ehrsequencing.records.prepare import prepare, require_made_of
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
+from ehrsequencing.results.result_types import Exact
 from ehrsequencing.training.resolve import training_edges
 
 _SECTIONS = {"data", "visits", "values", "vocabulary", "splits", "evaluation"}  # that matter here
@@ -178,18 +177,17 @@ def score(
             config=settings.model_dump(mode="json", include=_SECTIONS),
             vocabulary=store.vocabulary,
         )
-        evaluation = Evaluation(
+        result = evaluate_predictors(
             evaluated,
             population,
             prepared=store,
             settings=study.evaluation,
-            fitted=fit_rivals(evaluated, store, study.evaluation, progress),
             beside={
                 label: _beside(file, task, label, path, tables[path])
                 for label, path in others.items()
             },
+            progress=progress,
         )
-        result = evaluation.result(progress=progress)
         notes += [*matched.warnings, *file.warnings()]
         result |= {
             "score": {

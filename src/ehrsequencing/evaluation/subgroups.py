@@ -8,13 +8,13 @@ from numpy.typing import NDArray
 
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.disclosure import TOO_FEW, enough_people
-from ehrsequencing.core.result_types import Interval, SubgroupRow
 from ehrsequencing.evaluation import results
 from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.evaluation.estimates import Estimate, metric_estimates
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.records.timelines import TaskRecords, Timelines
 from ehrsequencing.records.vocabulary import Vocabulary
+from ehrsequencing.results.result_types import Interval, SubgroupRow
 
 AGE_EDGES_YEARS = (20, 30, 40, 50, 60, 70, 80, 90)
 VISITS = "visits so far"

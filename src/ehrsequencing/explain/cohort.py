@@ -8,11 +8,11 @@ percentile of the subjects' with that at the 10th.
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from ehrsequencing.core.answer_types import CohortEffectRow
 from ehrsequencing.core.arrays import Floats, Ints, hash_u64
 from ehrsequencing.core.disclosure import SMALLEST_COUNT, count_text
 from ehrsequencing.core.errors import EhrseqError
@@ -304,12 +304,12 @@ def _table(
     numbers = {key: k for k, key in enumerate(dict.fromkeys(code))}
     number = np.array([numbers[key] for key in code], dtype=np.int64)
     carriers = np.bincount(number, minlength=len(numbers))
-    rows = list[CohortEffectRow]()
+    rows = list[dict[str, Any]]()
     for (name, against), k in numbers.items():
         if carriers[k] < SMALLEST_COUNT:
             continue
         own = np.flatnonzero(number == k)
-        row: CohortEffectRow = {
+        row: dict[str, Any] = {
             "code": name,
             "against": against,
             "carriers": count_text(int(carriers[k])),

@@ -10,7 +10,8 @@ over subjects). `docs/metrics.md` has the definitions, the tie rules, and which 
 
 from typing import Any
 
-from ehrsequencing.core.elsewhere import missing_name
+from ehrsequencing.core.elsewhere import missing_name, public
+from ehrsequencing.metrics import plain
 from ehrsequencing.metrics.plain import (
     auc,
     brier,
@@ -36,6 +37,10 @@ __all__ = [
     "net_benefit",
     "observed_over_expected",
 ]
+
+
+for _name in __all__:
+    globals()[_name] = public(plain, _name)
 
 
 def __getattr__(name: str) -> Any:

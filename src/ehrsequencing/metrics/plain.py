@@ -18,7 +18,6 @@ from numpy.typing import ArrayLike
 
 from ehrsequencing.core.arrays import Floats, Ints, detached
 from ehrsequencing.core.durations import day_of, days_of
-from ehrsequencing.core.elsewhere import answering
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.metrics import accuracy, calibration, discrimination
 from ehrsequencing.metrics.censoring import aalen_johansen
@@ -68,7 +67,6 @@ def _first(values: Floats) -> float:
     return float(values[0, 0])
 
 
-@answering
 def concordance(
     time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: str | float
 ) -> float:
@@ -88,7 +86,6 @@ def concordance(
     return _first(discrimination.wolbers_c(_rows(time, cause, _ranks(risk), horizon)))
 
 
-@answering
 def auc(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: str | float) -> float:
     """Cumulative/dynamic AUC at the horizon: does a subject with the event by then score above one without it?
 
@@ -99,7 +96,6 @@ def auc(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: str | fl
     return _first(discrimination.cumulative_dynamic_auc(_rows(time, cause, _ranks(risk), horizon)))
 
 
-@answering
 def brier(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: str | float) -> float:
     """Brier score at the horizon: the mean squared error of the risk.
 
@@ -110,7 +106,6 @@ def brier(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: str | 
     return _first(accuracy.brier(_rows(time, cause, risk, horizon)))
 
 
-@answering
 def ipa(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: str | float) -> float:
     """Share of the Brier score removed, against giving everyone the observed incidence; 0 is no skill.
 
@@ -121,7 +116,6 @@ def ipa(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: str | fl
     return _first(accuracy.index_of_prediction_accuracy(_rows(time, cause, risk, horizon)))
 
 
-@answering
 def observed_over_expected(
     time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: str | float
 ) -> float:
@@ -152,7 +146,6 @@ def observed_over_expected(
     return _first(accuracy.observed_over_expected(rows))
 
 
-@answering
 def ici(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: str | float) -> float:
     """Integrated calibration index: the mean distance of the risk from the smoothed observed risk.
 
@@ -165,7 +158,6 @@ def ici(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: str | fl
     return _first(calibration.smooth_calibration(_rows(time, cause, risk, horizon)).ici)
 
 
-@answering
 def calibration_intercept(
     time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: str | float
 ) -> float:
@@ -180,7 +172,6 @@ def calibration_intercept(
     return _first(calibration.calibration_intercept_slope(_rows(time, cause, risk, horizon))[0])
 
 
-@answering
 def calibration_slope(
     time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: str | float
 ) -> float:
@@ -195,7 +186,6 @@ def calibration_slope(
     return _first(calibration.calibration_intercept_slope(_rows(time, cause, risk, horizon))[1])
 
 
-@answering
 def net_benefit(
     time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: str | float, threshold: float
 ) -> float:
@@ -209,7 +199,6 @@ def net_benefit(
     return float(curve.net_benefit[0, 0, 0])
 
 
-@answering
 def cumulative_incidence(
     time: ArrayLike, cause: ArrayLike, *, at: Sequence[str | float] | str | float
 ) -> Floats:

@@ -5,11 +5,10 @@ Two rules say what a row attends to, each as one mask over all rows (flat BEHRT'
 - `visits_mask`: a subject's visits in time: causal, in a sliding window, queries seen by none but themselves.
 - `codes_mask`: the codes of one visit, each seeing all of them.
 
-Three kinds of plan compute `attend(q, k, v, plan)` by these rules and give the same numbers:
+Two kinds of plan compute `attend(q, k, v, plan)` by these rules and give the same numbers:
 
 - `AttentionMask`: the mask itself, a few lines. Models use it inside `with plain_attention():`.
 - `attention_blocks.AttentionPlan`: dense blocks of rows of similar length. The default.
-- `attention_spans.RaggedPlan`: spans without pads, on a GPU in half precision.
 """
 
 from collections.abc import Iterator
@@ -23,7 +22,6 @@ from torch import Tensor
 
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.models.attention_blocks import codes_blocks, rows_blocks, visits_blocks
-from ehrsequencing.models.attention_spans import codes_spans, is_ragged as is_ragged, visits_spans
 
 
 class Plan(Protocol):
@@ -63,9 +61,6 @@ def attend(q: Tensor, k: Tensor, v: Tensor, plan: Plan, *, heads: int) -> Tensor
 
     Returns:
         (N, d)
-
-    Raises:
-        EhrseqError: A ragged plan with heads wider than the kernel's 256.
     """
     with torch.autocast(q.device.type, enabled=False):
         return plan.attend(q, k, v, heads=heads)
@@ -111,8 +106,6 @@ def visits_plan(batch: VisitBatch, *, window: int, bidirectional: bool = False) 
     """How the timeline attends; arguments as of `visits_mask`."""
     if is_plain.get():
         return AttentionMask(visits_mask(batch, window=window, bidirectional=bidirectional))
-    if is_ragged(batch.codes.device):
-        return visits_spans(batch, window=window, bidirectional=bidirectional)
     return visits_blocks(batch, window=window, bidirectional=bidirectional)
 
 
@@ -142,6 +135,4 @@ def codes_plan(offsets: Tensor, *, device: torch.device | None = None) -> Plan:
     device = device or offsets.device
     if is_plain.get():
         return AttentionMask(codes_mask(offsets).to(device))
-    if is_ragged(device):
-        return codes_spans(offsets, device=device)
     return codes_blocks(offsets, device=device)

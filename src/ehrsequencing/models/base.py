@@ -13,10 +13,11 @@ from torch.overrides import TorchFunctionMode
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig, validated
 from ehrsequencing.core.durations import days_of
-from ehrsequencing.core.elsewhere import answering_methods, lacks
+from ehrsequencing.core.elsewhere import lacks
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import disk_errors, read_json, write_bytes
 from ehrsequencing.models.hazard_model import HazardModel
+from ehrsequencing.models.hazards import HazardsOverTime
 from ehrsequencing.models.risks import cumulative_incidence, observed_hazards
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
@@ -53,6 +54,8 @@ def read_weights(folder: Path, config: ModelConfig, build: Callable[[ModelConfig
         ) from error
     columns = config.table_columns or config.vocab_size
     for name, tensor in model.state_dict().items():
+        if name.endswith(".curves"):  # runs of 2.0 have free bins alone
+            weights.setdefault(name, torch.zeros(tensor.shape, dtype=tensor.dtype))
         if name not in weights:
             raise EhrseqError(f"has no tensor {name}", where=where, fix=fix)
         stored = weights[name]
@@ -100,7 +103,6 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
         ) from error
 
 
-@answering_methods
 class SurvivalModel(HazardModel):
     """A `HazardModel` with risks, files, and the ways to start, to recalibrate and to look inside."""
 
@@ -239,9 +241,8 @@ class SurvivalModel(HazardModel):
             EhrseqError: The head is `visit`, a shape is another, or a number is not finite.
         """
         self.head.recalibrate(intercept, slope)
-        if self.wide_head is not None:
-            with torch.no_grad():
-                self.wide_head.weight.mul_(slope.reshape(-1, 1))
+        if isinstance(self.wide_head, HazardsOverTime):
+            self.wide_head.stretch(slope)
 
     def save_pretrained(self, path: str | Path) -> None:
         """Write `config.json` and `model.safetensors` into a folder, each in one rename.

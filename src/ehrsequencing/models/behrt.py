@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig
-from ehrsequencing.core.elsewhere import answering
 from ehrsequencing.models.attention import AttentionMask, Plan, is_plain
 from ehrsequencing.models.attention_blocks import tokens_blocks
 from ehrsequencing.models.base import SurvivalModel
@@ -145,7 +144,6 @@ class BEHRTForSurvival(SurvivalModel):
 
     architecture = "flat"
 
-    @answering
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         self.encoder = BEHRT(config)

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig, ModelSettings
-from ehrsequencing.core.elsewhere import answering_methods
+from ehrsequencing.core.elsewhere import Answering
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.models.hazards import SurvivalHead, horizon_nll, visit_nll
+from ehrsequencing.models.hazards import SurvivalHead, horizon_nll, last_layer, visit_nll
 from ehrsequencing.models.outcomes import OUTCOME_RANK, OutcomeHazards, OutcomeHead, OutcomeLabels
 from ehrsequencing.models.segments import to_device
 from ehrsequencing.models.table import TableBranch
@@ -31,8 +31,7 @@ def refuse_bidirectional(config: ModelSettings) -> None:
         )
 
 
-@answering_methods
-class HazardModel(nn.Module):
+class HazardModel(Answering, nn.Module):
     """A network that gives the logits of hazards for every row of a `VisitBatch`, and their likelihood.
 
     A subclass declares its architecture, builds its parts (then `_add_head`), and defines `forward` and `states`.
@@ -77,7 +76,7 @@ class HazardModel(nn.Module):
         self.wide_head = None
         if config.wide_head:
             width = config.dim + config.table_dim
-            self.wide_head = nn.Linear(width, config.causes * config.bins, bias=False)
+            self.wide_head = last_layer(config, width, bias=False)
             nn.init.zeros_(self.wide_head.weight)
         self.outcomes = None
         if config.outcomes:

@@ -1,12 +1,12 @@
 """The hierarchical model: codes → visits → timeline → hazards. Start reading here."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ehrsequencing.batches.equal_visits import distinct_visits
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig
-from ehrsequencing.core.elsewhere import answering
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.embeddings import CodeEmbedding, VisitTimeEmbedding
 from ehrsequencing.models.segments import gather_rows
@@ -30,7 +30,6 @@ class HierarchicalBEHRTForSurvival(SurvivalModel):
 
     architecture = "hierarchical"
 
-    @answering
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         self.code_embedding = CodeEmbedding(config)
@@ -75,6 +74,8 @@ class HierarchicalBEHRTForSurvival(SurvivalModel):
         h = self._of_table(visits, u)  # (N, width)  the visit's numbers side by side
         if equal is not None:
             u, h = (one.index_select(0, equal[1]) for one in (u, h))
+        if self.config.query_follows_visit:
+            u = u + gather_rows(F.pad(u, (0, 0, 1, 0)), batch.visit_followed + 1)
         static = gather_rows(self.code_embedding.of_static(batch), batch.subject_of_visit)  # (N, d)
         x: Tensor = self.visit_time_embedding(u + static, batch)  # module 3: index + age + time gap
         return self._with_table(x, h), h

@@ -5,7 +5,6 @@
 """
 
 from functools import lru_cache
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,28 +16,6 @@ __all__ = ["pool"]
 def gather_rows(x: Tensor, index: Tensor) -> Tensor:
     """Rows of x: (N, d) and (P,) → (P, d)."""
     return F.embedding(index, x)
-
-
-class _GatherDistinctRows(torch.autograd.Function):
-    """`x[index]` for an index without repeats, whose backward therefore needs neither sums nor a sort."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, index: Tensor) -> Tensor:
-        ctx.save_for_backward(index)
-        ctx.n_rows = len(x)
-        return x.index_select(0, index)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (index,) = ctx.saved_tensors
-        return grad.new_zeros(ctx.n_rows, *grad.shape[1:]).index_copy_(0, index, grad), None
-
-
-def gather_distinct_rows(x: Tensor, index: Tensor | None) -> Tensor:
-    """Rows of x, none of them twice: (N, d) and (P,) → (P, d); None: all of them."""
-    if index is None:
-        return x
-    return _GatherDistinctRows.apply(x, index)  # type: ignore[no-untyped-call]
 
 
 def to_device(x: Tensor, device: torch.device) -> Tensor:

@@ -40,7 +40,7 @@ class TimelineEncoder(nn.Module):
 
     def at_rows(self, x: Tensor, batch: VisitBatch, rows: Tensor) -> Tensor:
         """(R, d) states of some rows (R,): the last layer computes no others."""
-        if self.bidirectional or attention.is_ragged(x.device):
+        if self.bidirectional:
             return self(x, batch).index_select(0, rows)
         turn = rotation(batch, head_dim=self.head_dim, dtype=x.dtype) if self.rotary else None
         *before, last = self.layers

@@ -10,11 +10,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ehrsequencing.config import DataConfig, DriftConfig
-from ehrsequencing.core.answer_types import DriftSummary
 from ehrsequencing.core.arrays import Bools, Floats
 from ehrsequencing.core.disclosure import (
     SMALLEST_COUNT,
@@ -23,28 +23,32 @@ from ehrsequencing.core.disclosure import (
     rounded,
     shareable_count,
 )
-from ehrsequencing.core.record_types import TrainingPeople
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.records.codes import CodeMatcher, code_type, read_parents
+from ehrsequencing.records.account import TrainingPeople
+from ehrsequencing.records.codes import (
+    CodeMatcher,
+    changed_unit,
+    code_type,
+    parent_code,
+    read_parents,
+)
 from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.meds import MedsReader
 from ehrsequencing.records.people import MEASURES, PEOPLE, People, mean_and_sd, visits_a_year
 from ehrsequencing.records.survey import Progress, Steps, survey
 from ehrsequencing.records.vocabulary import Vocabulary
 
-FEWEST_PEOPLE, FEWEST_NUMBERS = (
-    30,
-    20,
-)  # of the new people, and of a code: with fewer nothing is said
+# of the new people, and of a code: with fewer nothing is said
+FEWEST_PEOPLE, FEWEST_NUMBERS = 30, 20
 EXPECTED = 10.0  # people who should have a code: that nobody has it is then no chance
 # standard errors of chance: of a share, and of a distance between distributions
 SIGMAS, KS_SIGMAS = 4.0, 2.5
-MOST_VISITS = (
-    0.5  # rows a visit of a code from which its rate is compared: not of one that comes once
-)
+# rows a visit of a code from which its rate is compared: not of one that comes once
+MOST_VISITS = 0.5
 USUAL = 0.02  # share of the training people's numbers outside their 1st to 99th percentile
 MUCH_UNKNOWN = 0.5  # share of rows with a code that the run does not know
 MOST_NAMED = 5  # codes in one sentence
+MOST_SHOWN = 8  # differences that are printed
 NO_REFERENCE = (
     "new people were compared by units and by common codes only, since {} of the run {}: copy the whole run again, or"
     " train again"
@@ -127,23 +131,26 @@ class Difference:
         return form.format(self.name, training, here)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Drift:
     """New people beside a run's training people.
 
     Attributes:
         people: How many there are, as it may be shared.
         differences: The largest first; None where people are too few.
-        curves: By measure: 129 quantiles of the training people and of these.
-        is_cut: Whether their histories are so short that records must have been cut.
+        histories: Median days from first to last visit of the training people and of these, where they were cut.
         notes: What could not be compared, and why.
     """
 
     people: int | str | None
     differences: list[Difference] | None
-    curves: dict[str, tuple[Floats, Floats]]
-    is_cut: bool
+    histories: tuple[float, float] | None
     notes: list[str]
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether records must have been cut."""
+        return self.histories is not None
 
     @property
     def is_alarm(self) -> bool:
@@ -191,14 +198,27 @@ class Drift:
             text = f"{why}: {mix}."
         if broken := "; ".join(self.sentences(BROKEN)):
             text = f"The feed looks broken: {broken}."
-        if not self.is_cut:
+        if self.histories is None:
             return text
-        training, here = (f"{curve[64]:,.0f}" for curve in self.curves[MEASURES["history"]])
+        training, here = (f"{days:,.0f}" for days in self.histories)
         medians = f"half of the histories are shorter than {here} days ({training} in training)"
         cut = f"The extract is cut ({medians}), so it is judged by rates a year."
         return f"{text} {cut}" if broken else f"{cut} {text}"
 
-    def as_json(self) -> DriftSummary:
+    def __repr__(self) -> str:
+        rows = [
+            f"  {one.title:<48} {one.texts[0]:>9} {one.texts[1]:>9}{'  alarm' * one.is_alarm}"
+            for one in (self.differences or ())[:MOST_SHOWN]
+        ]
+        return "\n".join([self.verdict, *rows])
+
+    def to_frame(self) -> Any:
+        """All differences as a frame, the largest first: the fields of `Difference`."""
+        import pandas as pd
+
+        return pd.DataFrame([vars(one) for one in self.differences or ()])
+
+    def as_json(self) -> dict[str, Any]:
         """For other programs; everything in it may be shared."""
         return {
             "verdict": self.verdict,
@@ -207,10 +227,6 @@ class Drift:
             "cut": self.is_cut,
             "people": self.people,
             "differences": [dict(vars(one)) for one in self.differences or ()],
-            "quantiles": {
-                name: {"training": training[::16].tolist(), "here": rounded(here[::16].tolist())}
-                for name, (training, here) in self.curves.items()
-            },
             "notes": self.notes,
         }
 
@@ -237,19 +253,19 @@ def compare(
     reference, count = run.training_people, shareable_count(people.total)
     notes = [] if reference else [NO_REFERENCE.format(PEOPLE, run.why_no_people)]
     if nearest(people.total) < FEWEST_PEOPLE:
-        return Drift(count, None, {}, False, notes)
+        return Drift(count, None, None, notes)
     known, trained = (reference["measures"], reference["people"]) if reference else ({}, 1)
     sampled = {
         MEASURES[name]: (values, knots, np.array(known[name]))
-        for name, (values, knots) in people.measured(end_us).items()
+        for name, (values, knots) in people.measured().items()
         if knots is not None and name in known
     }
     is_cut = False
     if reference and (history := sampled.get(MEASURES["history"])):
         # nearly all histories are shorter than those of a quarter of the training people
         is_cut = bool(np.quantile(history[0], 0.95) < history[2][96])
-    # when an extract is taken says nothing of its feed, and how far it reaches back is said apart
-    unjudged = {MEASURES[name] for name in ("last_visit", *(_OF_LENGTH if is_cut else ()))}
+    # how far an extract reaches back is said apart
+    unjudged = {MEASURES[name] for name in _OF_LENGTH} if is_cut else set()
     named = sampled | (risks or {})
     found = [
         _distance(name, own, trained, 1.0 if name in unjudged else limits.people)
@@ -272,8 +288,11 @@ def compare(
             Difference("rate", "visits a year", rounded(size), usual, rounded(rate), is_alarm)
         )
     found.sort(key=lambda one: (-one.size, one.kind, one.name))
-    curves = {name: (training, knots) for name, (_, knots, training) in named.items()}
-    return Drift(count, found, curves, is_cut, notes)
+    histories = None
+    if is_cut:
+        _, knots, training = sampled[MEASURES["history"]]
+        histories = float(training[64]), float(knots[64])
+    return Drift(count, found, histories, notes)
 
 
 def _distance(name: str, own: Sampled, trained: int, limit: float) -> Difference:
@@ -383,7 +402,7 @@ def _codes(
         beyond = beyond if reference else 1.0  # in few training people it may have been common
         if old := old_of.get(code):
             kind, beyond = "unit", usual
-            name = _changed_unit(old, code, is_gone=not people.subjects[old])
+            name = changed_unit(old, code, is_gone=not people.subjects[old])
         size, is_alarm = here.most_from(0.0), here.low > beyond
         yield Difference(kind, name, size, 0.0, here.shown, is_alarm)
 
@@ -397,28 +416,15 @@ def _units(
     for place in np.flatnonzero(known.has_numbers).tolist():
         code = known.codes[place]
         of_parent[code].append(code)
-        of_parent[_parent(code)].append(code)
+        of_parent[parent_code(code)].append(code)
     found = dict[str, str]()
     for code in new:
-        up = _parent(code)
+        up = parent_code(code)
         ups = {code, up} if "//" in up or up in parents.get(code, ()) else {code}
         near = [old for one in ups for old in of_parent[one]]
         if near and people.numbers[code]:
             found[min(near, key=lambda old: nearest(people.subjects[old]))] = code
     return found
-
-
-def _parent(code: str) -> str:
-    return code.rpartition("//")[0]
-
-
-def _changed_unit(old: str, new: str, *, is_gone: bool) -> str:
-    """As in: the unit of LOINC//2345-7 changed (mg/dL is gone, mmol/L is new)."""
-    parent = (
-        new if old.startswith(f"{new}//") else old if new.startswith(f"{old}//") else _parent(new)
-    )
-    was, now = (code.removeprefix(parent).lstrip("/") or "no unit" for code in (old, new))
-    return f"the unit of {parent} changed ({f'{was} is gone, ' if is_gone else ''}{now} is new)"
 
 
 def compare_data(

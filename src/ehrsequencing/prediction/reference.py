@@ -11,10 +11,10 @@ import torch
 from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json, remembered, sha256
-from ehrsequencing.core.record_types import Reference, ReferenceColumns
 from ehrsequencing.core.version import __version__
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.predictors.network import visit_hazards
+from ehrsequencing.records.account import Reference, ReferenceColumns
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.reference import REFERENCE, encode_reference
 

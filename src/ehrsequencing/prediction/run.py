@@ -17,7 +17,6 @@ from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, locked, read_json, sha256
 from ehrsequencing.core.made_of import differing
-from ehrsequencing.core.manifest_types import RunManifest
 from ehrsequencing.core.outputs import (
     ARRAYS_FILE,
     BLEND_FILE,
@@ -30,13 +29,14 @@ from ehrsequencing.core.outputs import (
     require_unchanged,
     save_manifest,
 )
-from ehrsequencing.core.record_types import TrainingPeople
-from ehrsequencing.core.result_types import SharedAudit
+from ehrsequencing.records.account import TrainingPeople
 from ehrsequencing.records.outcomes import OUTCOMES_FILE, read_outcomes
 from ehrsequencing.records.people import PEOPLE
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.scales import KNOTS
 from ehrsequencing.records.vocabulary import Vocabulary
+from ehrsequencing.results.manifest_types import RunManifest
+from ehrsequencing.results.result_types import SharedAudit
 
 if TYPE_CHECKING:  # what holds torch is imported with the model
     from ehrsequencing.models.base import SurvivalModel

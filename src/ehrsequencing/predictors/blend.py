@@ -19,7 +19,13 @@ from ehrsequencing.predictors.boosted import BoostedVisits
 from ehrsequencing.predictors.features import LinearDesign
 from ehrsequencing.predictors.history import FeatureSpec
 from ehrsequencing.predictors.landmark_cox import CoxHazards
-from ehrsequencing.predictors.predictor import Known, Predictor, hazards_of_each, in_parts
+from ehrsequencing.predictors.predictor import (
+    Known,
+    Predictor,
+    Recalibrated,
+    hazards_of_each,
+    in_parts,
+)
 from ehrsequencing.predictors.trees import Trees
 from ehrsequencing.predictors.weights import BlendWeights, blended_hazards
 from ehrsequencing.records.timelines import TaskRecords
@@ -64,32 +70,39 @@ class Blend(Predictor):
             yield rows, np.stack(blended)
 
     @property
+    def stacked(self) -> Blend:
+        """Trees and Cox alone, without their last step."""
+        last = self.parts[-1].inner if isinstance(self.parts[-1], Recalibrated) else self.parts[-1]
+        return last if isinstance(last, Blend) else self
+
+    @property
     def boosted(self) -> BoostedVisits:
         """The trees."""
-        return next(part for part in self.parts if isinstance(part, BoostedVisits))
+        return next(part for part in self.stacked.parts if isinstance(part, BoostedVisits))
 
     @property
     def cox(self) -> CoxHazards:
         """The regressions."""
-        return next(part for part in self.parts if isinstance(part, CoxHazards))
+        return next(part for part in self.stacked.parts if isinstance(part, CoxHazards))
 
     @property
-    def stacked(self) -> Blend:
-        """Trees and Cox alone, with the weights that they have to one another."""
-        both = [self.parts.index(part) for part in (self.boosted, self.cox)]
-        value = self.weights.value[:, both]
-        total = value.sum(axis=1, keepdims=True)
-        value = np.divide(value, total, out=np.full_like(value, 0.5), where=total > 0)
-        low, high = self.weights.low[:, both], self.weights.high[:, both]
-        return Blend([self.boosted, self.cox], BlendWeights(value, low, high), name=STACKED)
+    def shares(self) -> tuple[list[Predictor], BlendWeights]:
+        """The network, if there is one, trees and Cox, and what each has of the whole."""
+        stacked = self.stacked
+        if stacked is self:
+            return [*self.parts], self.weights
+        return [self.parts[0], *stacked.parts], self.weights.before(stacked.weights)
 
     def save(self, folder: Path, correction: tuple[Floats, Floats] | None = None) -> None:
         """Write `blend.json` and `blend.safetensors`: all but the network, which has files of its own.
 
         Args:
             folder: Of the run.
-            correction: Intercept and slope (causes, bins) by which the whole is recalibrated.
+            correction: Intercept and slope (causes, bins), the last step of trees and Cox where they answer alone.
         """
+        stacked, last = self.stacked, self.parts[-1]
+        if isinstance(last, Recalibrated):
+            correction = last.intercept, last.slope
         boosted, cox, design = self.boosted, self.cox, self.cox.design
         arrays: dict[str, NDArray[Any]] = {
             "boosted.cuts": np.concatenate([np.zeros(0), *boosted.cuts]),
@@ -108,6 +121,7 @@ class Blend(Predictor):
         facts = {
             "parts": [part.name for part in self.parts],
             "weights": {name: getattr(self.weights, name).tolist() for name in _OF_WEIGHTS},
+            "stacked": {name: getattr(stacked.weights, name).tolist() for name in _OF_WEIGHTS},
             "features": asdict(boosted.columns),
             "edges_days": self.edges_days,
             "trees": sorted(map(str, fitted)),
@@ -126,14 +140,14 @@ class Blend(Predictor):
         Raises:
             EhrseqError: A part looks at a column that its features do not have.
         """
-        text, arrays = read_json(folder / BLEND_FILE), load_file(folder / ARRAYS_FILE)
+        text, arrays = _of_now(read_json(folder / BLEND_FILE)), load_file(folder / ARRAYS_FILE)
         features, edges = _spec(text["features"]), tuple(text["edges_days"])
         cut_offsets = arrays["boosted.cut_offsets"]
         # of features with a cut, and the part of time
         columns = int((np.diff(cut_offsets) > 0).sum()) + 1
         _require_trees(arrays, columns, folder)
         _require(arrays, "cox.design.used", len(features), folder)
-        weights = BlendWeights(*(np.array(text["weights"][name]) for name in _OF_WEIGHTS))
+        weights, of_two = (_weights(text[name]) for name in ("weights", "stacked"))
         base = arrays["boosted.base"]
         trees = [
             Trees(*(arrays[f"boosted.trees.{e}.{name}"] for name in _OF_TREES))
@@ -156,12 +170,10 @@ class Blend(Predictor):
         )
         mean, scale, beta, cox_base, bounds = (arrays[f"cox.{name}"] for name in _OF_COX)
         cox = CoxHazards(vocabulary, design, mean, scale, beta, cox_base, bounds, edges)
-        if network is not None:
-            return cls([network, boosted, cox], weights)
-        stacked = cls([boosted, cox], weights, name=STACKED)
-        if _CORRECTION[0] not in arrays:
-            return stacked
-        return stacked.recalibrated(*(arrays[name] for name in _CORRECTION))
+        stacked: Predictor = cls([boosted, cox], of_two, name=STACKED)
+        if _CORRECTION[0] in arrays:
+            stacked = stacked.recalibrated(*(arrays[name] for name in _CORRECTION))
+        return stacked if network is None else cls([network, stacked], weights)
 
 
 _OF_TREES = ("start", "feature", "threshold", "missing_left", "left", "right", "value")
@@ -169,6 +181,22 @@ _OF_COX = ("mean", "scale", "beta", "base", "bounds")
 _OF_DESIGN = ("used", "fill", "low", "high", "marked")
 _OF_WEIGHTS = ("value", "low", "high")
 _CORRECTION = ("correction.intercept", "correction.slope")
+
+
+def _weights(saved: dict[str, Any]) -> BlendWeights:
+    return BlendWeights(*(np.array(saved[name]) for name in _OF_WEIGHTS))
+
+
+def _of_now(text: dict[str, Any]) -> dict[str, Any]:
+    """The content of `blend.json`; of 2.0 it has one weight for each of the network, trees and Cox."""
+    if "stacked" in text:
+        return text
+    each = {name: np.array(text["weights"][name]) for name in _OF_WEIGHTS}
+    value = each["value"][:, -2:]
+    total = value.sum(axis=1, keepdims=True)
+    share = np.divide(value, total, out=np.full_like(value, 0.5), where=total > 0)
+    own = {name: np.c_[one[:, :1], 1 - one[:, :1]] for name, one in each.items()}
+    return {**text, "weights": own, "stacked": {**each, "value": share}}
 
 
 def _require_trees(arrays: Mapping[str, NDArray[Any]], columns: int, folder: Path) -> None:

@@ -6,7 +6,7 @@ many. Few would choose by chance; then it is trees and Cox together, the default
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -21,15 +21,19 @@ from ehrsequencing.predictors.history import AGE_KNOTS_YEARS, has_static
 from ehrsequencing.predictors.landmark_cox import LandmarkCox
 from ehrsequencing.predictors.predictor import Predictor, hazards_of_each, in_parts
 from ehrsequencing.predictors.recalibration import MOST_ROWS, fit_recalibration
-from ehrsequencing.predictors.stack import fit_stack
+from ehrsequencing.predictors.stack import FOLDS, fit_stack, folds_of, sampled
+from ehrsequencing.predictors.weights import BlendRows, fit_weights
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.hazards import cohort_hazards, exposure
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
 
 __all__ = ["BASELINES", "fit_baselines"]
 
+# prior SD of the network's weight around one half: few tuning people leave it there, thousands may take it to 0
+PRIOR_SD = 0.3
 MOST_STEPS, MOST_LOG_RATE = 100, 500.0  # of a Poisson regression
 RIDGE = 1e-4  # of age and sex: penalty of each coefficient but the intercept
+LastStep = tuple[Floats, Floats]  # intercept and slope (causes, bins) of a recalibration
 EVENTS_TO_CHOOSE = 100  # tuning subjects with the event of interest; fewer do not say which baseline is the strongest
 
 
@@ -196,7 +200,7 @@ def _days_since_index(rows: TaskRows) -> Floats:
     return np.asarray((rows.prediction_us - rows.index_us) / DAY_US)
 
 
-def fit_last_step(model: Predictor, data: FittingData) -> tuple[Floats, Floats] | None:
+def fit_last_step(model: Predictor, data: FittingData) -> LastStep | None:
     """The last step that our own training has: a recalibration by the likelihood of tuning subjects.
 
     Args:
@@ -209,11 +213,12 @@ def fit_last_step(model: Predictor, data: FittingData) -> tuple[Floats, Floats] 
     return _last_step(model.all_hazards(data.tuning), data)
 
 
-def _last_step(hazards: Floats, data: FittingData) -> tuple[Floats, Floats] | None:
-    """The same of a model with such hazards (R, causes, bins) at the tuning rows."""
+def _last_step(hazards: Floats, data: FittingData, without: Bools | None = None) -> LastStep | None:
+    """The same of a model with such hazards (R, causes, bins) at the tuning rows, without some of them (R,)."""
     if data.recalibration == 0 or not len(data.tuning):
         return None
-    rows, chosen = data.tuning.rows, data.draw(np.arange(len(data.tuning)), MOST_ROWS)
+    left = np.arange(len(data.tuning)) if without is None else np.flatnonzero(~without)
+    rows, chosen = data.tuning.rows, data.draw(left, MOST_ROWS)
     fitted = fit_recalibration(
         np.log(hazards[chosen]),
         data.edges_days,
@@ -224,6 +229,40 @@ def _last_step(hazards: Floats, data: FittingData) -> tuple[Floats, Floats] | No
         prior_sd=data.recalibration,
     )
     return fitted.intercept, fitted.slope
+
+
+def cross_fitted(hazards: Floats, data: FittingData) -> Floats:
+    """Hazards (R, causes, bins) at the tuning rows, each with a last step that others than its subject decided."""
+    rows, out = data.tuning.rows, hazards.copy()
+    for fold in folds_of(np.diff(rows.row_offsets), folds=FOLDS, seed=data.seed):
+        own = np.isin(rows.subject, fold)
+        step = _last_step(hazards, data, without=own)
+        if step is not None:
+            out[own] = np.exp(step[0] + step[1] * np.log(hazards[own]))
+    return out
+
+
+def fit_blend(alone: Predictor, stacked: Blend, data: FittingData, step: LastStep | None) -> Blend:
+    """A network beside trees and Cox, each after its last step.
+
+    The tuning people decide the steps and the weights. What is weighed has steps that its own subject did not decide;
+    otherwise a part would be preferred for what its step has learned by heart.
+
+    Args:
+        alone: The network, with its last step.
+        stacked: Trees and Cox, without theirs.
+        data: Whose tuning people decide.
+        step: That of the network; None where it has none, or several members have one each.
+    """
+    data = replace(data, tuning=sampled(data.tuning))
+    of_network, of_stacked = (one.all_hazards(data.tuning) for one in (alone, stacked))
+    last = _last_step(of_stacked, data)
+    if step is not None:
+        of_network = cross_fitted(np.exp((np.log(of_network) - step[0]) / step[1]), data)
+    parts = [of_network, cross_fitted(of_stacked, data)]
+    rows = BlendRows.of(parts, data.edges_days, data.tuning.rows, slice(None))
+    weights = fit_weights(rows, n_causes=len(data.task.causes), prior_sd=PRIOR_SD)
+    return Blend([alone, stacked if last is None else stacked.recalibrated(*last)], weights)
 
 
 def at_landmarks(rows: TaskRows, task: TaskConfig) -> Bools:

@@ -17,7 +17,7 @@ from ehrsequencing.predictors.boosted import BoostedVisits
 from ehrsequencing.predictors.fitting_data import FittingData
 from ehrsequencing.predictors.landmark_cox import LandmarkCox
 from ehrsequencing.predictors.predictor import Predictor, hazards_of_each
-from ehrsequencing.predictors.weights import BlendRows, fit_weights, points_at
+from ehrsequencing.predictors.weights import BlendRows, fit_weights
 from ehrsequencing.records.timelines import TaskRecords
 
 FOLDS = 5
@@ -93,31 +93,18 @@ def sampled(records: TaskRecords) -> TaskRecords:
     return records if step == 1 else records.take(np.arange(0, len(records.timelines), step))
 
 
-def blend_rows(
-    parts: list[Predictor], records: TaskRecords, subjects: Ints | None = None
-) -> list[BlendRows]:
+def blend_rows(parts: list[Predictor], records: TaskRecords, subjects: Ints) -> list[BlendRows]:
     """What some predictors say of labelled rows, for the fit of their weights.
 
     Args:
         parts: The predictors.
         records: The rows.
-        subjects: (S,) numbers under which their subjects are known elsewhere; default: their own.
+        subjects: (S,) numbers under which their subjects are known elsewhere.
     """
-    rows, edges, taken = records.rows, parts[0].edges_days, []
+    taken = []
     for some, hazards in hazards_of_each(parts, records):
-        duration, entry = np.array(rows.duration_days[some]), np.array(rows.entry_days[some])
-        owner = np.asarray(rows.subject[some])
-        taken.append(
-            BlendRows(
-                duration,
-                entry,
-                rows.cause[some].astype(np.int64),
-                owner if subjects is None else subjects[owner],
-                points_at(hazards, edges, duration),
-                points_at(hazards, edges, entry),
-                edges,
-            )
-        )
+        of_some = BlendRows.of(hazards, parts[0].edges_days, records.rows, some)
+        taken.append(replace(of_some, subject=subjects[of_some.subject]))
     return taken
 
 

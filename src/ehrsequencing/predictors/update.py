@@ -1,11 +1,9 @@
-"""Update a predictor for other people: nothing, the level, level and slope, or also the network's last layer.
+"""Update a predictor for other people: nothing, the level, or level and slope.
 
-    log λ'_{e,k} = log λ_{e,k} + ℓ_e + β_e · (log λ_{e,k} − m_e) + δ_e · u
+    log λ'_{e,k} = log λ_{e,k} + ℓ_e + β_e · (log λ_{e,k} − m_e)
 
-u are the leading directions of what the network's last layer reads. In a blend δ · u is what a change of that layer
-adds: a factor of the network's hazards that is the same in all bins is one of the blend's. How much is fitted says a
-closed test (Vergouwe et al., Statistics in Medicine 2017): the largest update that the events allow is tested by
-likelihood ratios against no update, the level, level and slope, in this order; the first not rejected is taken.
+How much is fitted says a closed test (Vergouwe et al., Statistics in Medicine 2017): the largest update that the events
+allow is tested by likelihood ratios against no update and the level, in this order; the first not rejected is taken.
 """
 
 from collections.abc import Sequence
@@ -19,11 +17,9 @@ from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.predictors.recalibration import fit_hazards, inverse, scores_of_subjects
 from ehrsequencing.records.hazards import event_bin, exposure
 
-METHODS = ("none", "level", "level and slope", "last layer")
-FEWEST_EVENTS = (0, 10, 50, 100)  # people with the event that each method needs
+METHODS = ("none", "level", "level and slope")
+FEWEST_EVENTS = (0, 10, 50)  # people with the event that each method needs
 ALPHA = 0.05
-DIRECTIONS, EVENTS_PER_DIRECTION = 8, 20
-SMALLEST_SLOPE = 0.05  # with less the layer would have to move without bound
 
 
 @dataclass(frozen=True)
@@ -56,7 +52,6 @@ class CauseUpdate:
         centre: m.
         level: ℓ.
         stretch: β.
-        direction: (q,) δ.
     """
 
     method: str
@@ -66,7 +61,6 @@ class CauseUpdate:
     centre: float = 0.0
     level: float = 0.0
     stretch: float = 0.0
-    direction: Floats | None = None
 
     @property
     def intercept(self) -> float:
@@ -78,18 +72,14 @@ class CauseUpdate:
         """B."""
         return 1.0 + self.stretch
 
-    def applied(self, eta: Floats, hidden: Floats) -> Floats:
-        """(R, K) log-hazards of this cause, updated; `hidden` (R, q') is u."""
-        new = self.intercept + self.slope * eta
-        if self.direction is not None:
-            new = new + (hidden[:, : len(self.direction)] @ self.direction)[:, None]
-        return new
+    def applied(self, eta: Floats) -> Floats:
+        """(R, K) log-hazards of this cause, updated."""
+        return self.intercept + self.slope * eta
 
 
-def largest_allowed(people: int, *, with_layer: bool) -> int:
+def largest_allowed(people: int) -> int:
     """Place in `METHODS` of the largest update that so many people with the event allow."""
-    allowed = sum(people >= fewest for fewest in FEWEST_EVENTS) - 1
-    return allowed if with_layer else min(allowed, METHODS.index("level and slope"))
+    return sum(people >= fewest for fewest in FEWEST_EVENTS) - 1
 
 
 def fit_update(
@@ -98,7 +88,6 @@ def fit_update(
     labels: Labels,
     *,
     cause: int,
-    hidden: Floats,
     largest: int,
 ) -> CauseUpdate:
     """Choose and fit the update of one cause.
@@ -112,7 +101,6 @@ def fit_update(
         edges_days: The K − 1 inner edges.
         labels: Of the R rows.
         cause: Which one, from 0.
-        hidden: (R, q) u, centred; q = 0 where no layer can be refitted.
         largest: As of `largest_allowed`.
     """
     days = exposure(edges_days, labels.entry_days, labels.duration_days)
@@ -123,12 +111,10 @@ def fit_update(
     owner: Ints = np.unique(labels.subject, return_inverse=True)[1]
     centre = float(eta[events, at].mean())
     row, column = np.nonzero(days)
-    q = min(hidden.shape[1], labels.people(cause) // EVENTS_PER_DIRECTION)
     x = eta - centre
-    features = np.vstack([np.ones(len(row)), x[row, column], hidden[row, :q].T])
-    own = np.vstack([np.ones(len(events)), x[events, at], hidden[events, :q].T])
+    features = np.vstack([np.ones(len(row)), x[row, column]])
+    own = np.vstack([np.ones(len(events)), x[events, at]])
     offset = np.log(days[row, column]) + eta[row, column]
-    sizes = [0, 1, 2, 2 + q][: largest + 1]
 
     def fit(size: int) -> tuple[Floats, float, Floats, Floats]:
         """θ of the first features, its log-likelihood, the inverse Hessian, and the sandwich."""
@@ -139,26 +125,24 @@ def fit_update(
         bread = inverse(hessian)
         return theta, float(theta @ total - expected.sum()), bread, bread @ score @ score.T @ bread
 
-    fits = [fit(size) for size in sizes]
+    fits = [fit(size) for size in range(largest + 1)]
 
     def ratio(small: int, large: int) -> float:
         """The likelihood ratio of two methods, as if rows were independent."""
-        new = slice(sizes[small], sizes[large])
+        new = slice(small, large)
         bread, sandwich = (one[new, new] for one in fits[large][2:])
-        spread = np.trace(inverse(bread) @ sandwich) / (sizes[large] - sizes[small])
+        spread = np.trace(inverse(bread) @ sandwich) / (large - small)
         return float(max(2 * (fits[large][1] - fits[small][1]), 0.0) / max(spread, 1e-9))
 
     def p_value(small: int, large: int) -> float:
-        return float(chdtrc(sizes[large] - sizes[small], ratio(small, large)))
+        return float(chdtrc(large - small, ratio(small, large)))
 
     p = {METHODS[small]: p_value(small, largest) for small in range(largest)}
     chosen = next((place for place in range(largest) if p[METHODS[place]] >= ALPHA), largest)
-    if chosen == METHODS.index("last layer") and 1 + fits[chosen][0][1] < SMALLEST_SLOPE:
-        chosen -= 1
     if not chosen:
         return CauseUpdate(METHODS[0], METHODS[largest], p, 1.0)
-    shrinkage = max(0.0, 1 - sizes[chosen] / max(ratio(0, chosen), 1e-9))
-    level, stretch, *direction = [*(shrinkage * fits[chosen][0]), 0.0][: max(sizes[chosen], 2)]
+    shrinkage = max(0.0, 1 - chosen / max(ratio(0, chosen), 1e-9))
+    level, stretch = [*(shrinkage * fits[chosen][0]), 0.0][:2]
     return CauseUpdate(
         METHODS[chosen],
         METHODS[largest],
@@ -167,5 +151,4 @@ def fit_update(
         centre=centre,
         level=float(level),
         stretch=float(stretch),
-        direction=np.array(direction) if direction else None,
     )

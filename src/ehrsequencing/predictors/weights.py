@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.records.hazards import event_bin
+from ehrsequencing.records.timelines import TaskRows
 
 PRIOR_SD = 0.2  # of a weight around equal weights
 _LEAST = 1e-290  # of a cumulative hazard, so that its logarithm is finite
@@ -110,6 +111,22 @@ class BlendRows:
 
     def __len__(self) -> int:
         return len(self.duration_days)
+
+    @classmethod
+    def of(
+        cls, parts: Sequence[Floats], edges_days: Sequence[float], rows: TaskRows, some: slice
+    ) -> "BlendRows":
+        """Of some labelled rows, with the hazards (r, E, K) per day of each model there."""
+        duration, entry = np.array(rows.duration_days[some]), np.array(rows.entry_days[some])
+        return cls(
+            duration,
+            entry,
+            rows.cause[some].astype(np.int64),
+            np.asarray(rows.subject[some]),
+            points_at(parts, edges_days, duration),
+            points_at(parts, edges_days, entry),
+            tuple(edges_days),
+        )
 
     @classmethod
     def joined(cls, parts: Sequence["BlendRows"]) -> "BlendRows":

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from ehrsequencing.config import TaskConfig, format_days
 from ehrsequencing.core.arrays import Bools
 from ehrsequencing.core.disclosure import count_text
-from ehrsequencing.core.record_types import (
+from ehrsequencing.records.account import (
     Attrition,
     CohortCounts,
     OutcomeCounts,

@@ -14,7 +14,7 @@ import numpy as np
 from ehrsequencing.config import StudyConfig, TaskConfig, format_days
 from ehrsequencing.core.arrays import Bools
 from ehrsequencing.core.files import private_folder, read_json
-from ehrsequencing.core.record_types import Attrition
+from ehrsequencing.records.account import Attrition
 from ehrsequencing.records.attrition import attrition_lines, followed_line, task_warnings
 from ehrsequencing.records.events import DAY_US, STATIC
 from ehrsequencing.records.meds import FIXES, SPLITS, LateRows

@@ -12,7 +12,7 @@ import numpy as np
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.config.task import CensoringConfig
 from ehrsequencing.core.disclosure import count_text
-from ehrsequencing.core.record_types import Attrition
+from ehrsequencing.records.account import Attrition
 from ehrsequencing.records.cohort import CohortBuilder, CohortRows, designed_end
 from ehrsequencing.records.events import (
     BIRTH,

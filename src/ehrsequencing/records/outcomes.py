@@ -16,7 +16,7 @@ from ehrsequencing.config import TaskConfig
 from ehrsequencing.core.arrays import Floats, Ints, Ints32, offsets, ragged
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json, write_json
-from ehrsequencing.core.record_types import OutcomeCounts
+from ehrsequencing.records.account import OutcomeCounts
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.events import BIRTH, DAY_US, DEATH, STATIC, opens_run
 from ehrsequencing.records.meds import SPLITS

@@ -10,11 +10,12 @@ import numpy as np
 from ehrsequencing.config import DAYS_PER_YEAR, VisitsConfig
 from ehrsequencing.core.arrays import Floats, Floats32, Ints, Ints32, hash_u64, offsets
 from ehrsequencing.core.disclosure import SMALLEST_COUNT, rounded, shareable_count
-from ehrsequencing.core.record_types import (
+from ehrsequencing.records.account import (
     N,
     PeopleCounts,
     PeopleMeasures,
     Rounded,
+    TrainingPeople,
 )
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.encoding import MAX_AGE_YEARS
@@ -36,7 +37,6 @@ MEASURES = {
     "visits": "visits a person",
     "codes": "different codes a person",
     "history": "days from the first to the last visit",
-    "last_visit": "days since the last visit",
     "age": "age at the last visit, in years",
 }
 
@@ -55,7 +55,7 @@ def measure(
         token: (n,) its token.
 
     Returns:
-        (S',) each; `last_visit` is the day itself, since 1970; `age` is NaN where it is not known.
+        (S',) each; `age` is NaN where it is not known.
     """
     n_visits, n_tokens = np.diff(visit_offsets), int(token.max(initial=0)) + 1
     seen = np.flatnonzero(n_visits)
@@ -68,7 +68,6 @@ def measure(
         "visits": n_visits[seen].astype(np.float64),
         "codes": np.bincount(pairs // n_tokens, minlength=len(birth_us))[seen].astype(np.float64),
         "history": (last_us - first_us) / DAY_US,
-        "last_visit": last_us / DAY_US,
         "age": np.where(is_known, age, np.nan),
     }
 
@@ -132,7 +131,6 @@ def measures_to_keep(
         np.r_[token, vocabulary.base[people.static_codes].astype(np.int32)],
     )
     rate = visits_a_year(measured["visits"], measured["history"])
-    measured["last_visit"] = end_us / DAY_US - measured["last_visit"]
     kept = {name: quantiles(values) for name, values in measured.items()}
     sums = rows_a_visit(owner, token, np.diff(people.subject_offsets))
     each = {code: vocabulary.index.get(code, len(sums[0])) for code in counts["codes"]}
@@ -162,6 +160,35 @@ def quantiles_of_risks(risk: Floats, rows: TaskRows) -> dict[str, list[float]]:
         if knots is not None:
             kept[at] = rounded(knots.tolist(), 5)
     return kept
+
+
+def coarse_people(kept: TrainingPeople) -> TrainingPeople:
+    """What training people were like, for a shared copy: shares in per cent, and quantiles by 17 places.
+
+    Their number is the next below of 11, 20, 50, 100, 200 …, so that chance has wider limits, and counts are shares of
+    it; a code that all but 10 people have is one that all have.
+    """
+    people, size = kept["people"], SMALLEST_COUNT
+    for larger in (base * 10**power for power in range(1, 10) for base in (2, 5, 10)):
+        size = larger if larger <= people else size
+
+    def share(count: int) -> int:
+        return round(size * (1.0 if people - count < SMALLEST_COUNT else round(count / people, 2)))
+
+    def coarse(curves: dict[str, list[float]]) -> dict[str, list[float]]:
+        found = dict[str, list[float]]()
+        for name, knots in curves.items():
+            places = np.arange(len(knots))
+            found[name] = np.interp(places, places[::8], knots[::8]).round(5).tolist()
+        return found
+
+    return {
+        **kept,
+        "people": size,
+        "codes": {code: (share(had), share(n)) for code, (had, n) in kept["codes"].items()},
+        "measures": coarse(kept["measures"]),
+        "risks": coarse(kept["risks"]),
+    }
 
 
 class People(CodeCounts):
@@ -247,13 +274,11 @@ class People(CodeCounts):
             ),
         }
 
-    def measured(self, end_us: int) -> dict[str, tuple[Floats, Floats | None]]:
+    def measured(self) -> dict[str, tuple[Floats, Floats | None]]:
         """By measure: the values of a sample of people, and their `quantiles`."""
         sample, found = self._sample.by_key(), {}
         for key, name in enumerate(MEASURES):
             values, owner = sample.of(key)
-            if name == "last_visit":
-                values = end_us / DAY_US - values
             found[name] = values[~np.isnan(values)], quantiles(values, owner.astype(np.int64))
         return found
 

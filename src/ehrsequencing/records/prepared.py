@@ -15,9 +15,8 @@ from typing import cast
 from ehrsequencing.config import StudyConfig, TaskConfig, load_study, load_task
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, read_json
-from ehrsequencing.core.manifest_types import PreparedManifest
 from ehrsequencing.core.outputs import PREPARED, read_manifest, require_facts
-from ehrsequencing.core.record_types import Attrition
+from ehrsequencing.records.account import Attrition, PreparedManifest
 from ehrsequencing.records.outcomes import read_outcomes
 from ehrsequencing.records.timelines import (
     OutcomeEvents,

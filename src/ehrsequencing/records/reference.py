@@ -11,7 +11,7 @@ import numpy as np
 
 from ehrsequencing.config import VisitsConfig
 from ehrsequencing.core.files import write_json
-from ehrsequencing.core.record_types import ReferenceColumns
+from ehrsequencing.records.account import ReferenceColumns
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.cohort import CohortRows
 from ehrsequencing.records.encoding import encode_rows, encode_timelines

@@ -15,7 +15,7 @@ from ehrsequencing.config import ValuesConfig, VocabularyConfig
 from ehrsequencing.core.arrays import Bools, Ints, hash_u64
 from ehrsequencing.core.disclosure import nearest, shareable_count
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.record_types import PeopleCounts, Rounded
+from ehrsequencing.records.account import PeopleCounts, Rounded
 from ehrsequencing.records.codes import code_type
 from ehrsequencing.records.events import (
     DAY_US,

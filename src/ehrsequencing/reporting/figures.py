@@ -13,9 +13,9 @@ import numpy as np
 
 from ehrsequencing.config import DAYS_PER_YEAR
 from ehrsequencing.core.arrays import Floats
-from ehrsequencing.core.result_types import Histogram, IncidenceRow
 from ehrsequencing.reporting.chart import Chart, Curve, Estimate, Figure, ticks
 from ehrsequencing.reporting.wording import duration, percent, percent_mark, plain, with_interval
+from ehrsequencing.results.result_types import Histogram, IncidenceRow
 
 _BARS = 20  # of a histogram
 

@@ -12,11 +12,11 @@ from xml.etree import ElementTree as xml
 import yaml
 
 from ehrsequencing.config import TaskConfig, format_days
-from ehrsequencing.core.result_types import MetricRow, Shared
 from ehrsequencing.core.version import __version__
 from ehrsequencing.evaluation.context import question
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.prediction.run import Run
+from ehrsequencing.results.result_types import MetricRow, Shared
 
 CARD, APPLIED_CARD = "README.md", "applied-model-card.xml"
 APPLIED_SCHEMA = "https://mc.chai.org/v0.2/schema.xsd"

@@ -13,21 +13,13 @@ from typing import Any
 from markupsafe import Markup
 
 from ehrsequencing.config import format_days
-from ehrsequencing.core.answer_types import (
-    Estimated,
-    Gain,
-    ListSummary,
-    ObjectiveResults,
-    OutcomeTable,
-    PretrainingResults,
-)
-from ehrsequencing.core.manifest_types import Origin
 from ehrsequencing.core.version import __version__
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.prediction.drift import Drift
 from ehrsequencing.reporting.chart import Estimate
-from ehrsequencing.reporting.figures import forest, histogram
+from ehrsequencing.reporting.figures import forest
 from ehrsequencing.reporting.wording import environment, interval, percent, with_interval
+from ehrsequencing.results.manifest_types import Origin
 
 Table = tuple[str, tuple[str, ...], list[tuple[str, ...]]]  # heading, columns, rows
 
@@ -52,7 +44,7 @@ _GUESSED = {
 }
 
 
-def pretraining_answer(results: PretrainingResults) -> list[str]:
+def pretraining_answer(results: dict[str, Any]) -> list[str]:
     """Whether anything was learned, a sentence, and then one sentence an objective.
 
     It was where the interval of one objective's gain over frequencies lies above zero.
@@ -72,7 +64,7 @@ def pretraining_answer(results: PretrainingResults) -> list[str]:
     return [headline, *(_part(name, measured[name], gains[name]) for name in measured)]
 
 
-def _part(name: str, measured: ObjectiveResults, gain: Gain) -> str:
+def _part(name: str, measured: dict[str, Any], gain: dict[str, Any]) -> str:
     """One objective: what it guesses, how often, and how often frequencies do."""
     measures, measure = measured["measures"], f"recall@{TOP_K}"
     ours, frequency = (f"{measures[f'{who} {measure}']:.0%}" for who in GUESSERS)
@@ -91,7 +83,7 @@ TOP = (1, 5, 10)
 OPTIMISTIC = "tuning subjects also chose the epoch, so that the numbers are slightly optimistic"
 
 
-def pretraining_lines(results: PretrainingResults) -> tuple[str, ...]:
+def pretraining_lines(results: dict[str, Any]) -> tuple[str, ...]:
     """Lines of a terminal: what was learned; the page has the numbers."""
     measured = (
         f"tuning split, {results['targets']} target codes, best epoch {results['best_epoch']}"
@@ -134,7 +126,7 @@ def transfer_advice(started_from: Origin | None) -> str | None:
     )
 
 
-def render_pretraining(results: PretrainingResults) -> str:
+def render_pretraining(results: dict[str, Any]) -> str:
     """The page of `pretraining.json` as a string of HTML, without a script."""
     (headline, *parts), tables = pretraining_answer(results), list[Table]()
     for name, result in results["objectives"].items():
@@ -174,7 +166,7 @@ def render_pretraining(results: PretrainingResults) -> str:
 # ---------------------------------------------------------------------------------------------------- every outcome
 
 
-def render_outcomes(result: OutcomeTable, *, title: str) -> str:
+def render_outcomes(result: dict[str, Any], *, title: str) -> str:
     """The page of every outcome of a run as a string of HTML, without a script; `result` is of `evaluate_outcomes`."""
     rows, pooled = [], result["pooled"]
     for row in sorted(
@@ -209,12 +201,12 @@ def render_outcomes(result: OutcomeTable, *, title: str) -> str:
     )
 
 
-def _estimate(one: Estimated, metric: str) -> str:
+def _estimate(one: dict[str, Any], metric: str) -> str:
     """A number with its interval, both with the metric's digits."""
     return with_interval(one["value"], one["low"], one["high"], f".{METRICS[metric].digits}f")
 
 
-def outcome_lines(result: OutcomeTable) -> list[str]:
+def outcome_lines(result: dict[str, Any]) -> list[str]:
     """The summary of all outcomes as sentences, for the terminal and the page."""
     summary, fewest = result["summary"], result["fewest_events"]
     pooled = result["pooled"]
@@ -305,7 +297,6 @@ def mean(row: Mapping[str, Any]) -> str:
 
 # -------------------------------------------------------------------------------------------------------- new people
 
-MOST_ROWS = 25  # of the table
 WHEN = {
     "index": "an index",
     "landmark": "a landmark",
@@ -314,38 +305,7 @@ WHEN = {
 }
 
 
-def drift_parts(drift: Drift) -> dict[str, Any]:
-    """The parts of a page that compare new people with a run's training people."""
-    rows = [
-        (one.title, *one.texts, f"{one.size:.0%}", "alarm" if one.is_alarm else "")
-        for one in drift.differences or ()
-    ]
-    heads = ("Code or measure", "Training", "Here", "Differs", "")
-    panels = [(name, histogram(*curves, title=name)) for name, curves in drift.curves.items()]
-    note = (
-        "Differs: the difference of two shares of people, or the largest distance between two distributions. Grey bars"
-        " are the training people, the line is these people. Of numbers, the table has the share that lies outside the"
-        " 1st to 99th percentile of the training people's; of measures, the median."
-    )
-    notes = [note, *(f"{text[0].upper()}{text[1:]}." for text in drift.notes)]
-    return {
-        "panels": panels,
-        "tables": [("The largest differences", heads, rows[:MOST_ROWS])],
-        "notes": notes,
-    }
-
-
-def render_drift(drift: Drift, run: str) -> str:
-    """The page of `ehrseq drift` as a string of HTML, without a script."""
-    return _page(
-        title="New people beside the training people",
-        kicker=f"{drift.people} people · run {run}",
-        lines=[drift.verdict],
-        **drift_parts(drift),
-    )
-
-
-def render_list(summary: ListSummary, drift: Drift) -> str:
+def render_list(summary: dict[str, Any], drift: Drift) -> str:
     """The page beside a file of risks, for its owner only, as a string of HTML without a script."""
     times, above, made_by = summary["prediction_times"], summary["above"], summary["made_by"]
     asked = ", ".join(f"{n:,} at {WHEN[kind]}" for kind, n in times.items())
@@ -366,21 +326,14 @@ def render_list(summary: ListSummary, drift: Drift) -> str:
         for one in summary["highest"]
     ]
     heads = ("Person", "Prediction time", "Risk", "Raised by")
-    parts = drift_parts(drift)
-    run = f"Run {made_by['run']} ({made_by['fingerprint']}), data {made_by['data']}"
-    if summary["list"] is None:
-        run += "."
-    else:
-        parts["tables"] = [("The highest risks", heads, rows), *parts["tables"]]
-        run += f", list {summary['list'][:16]} (SHA-256)."
-    parts["notes"] = [
-        "This page is of single people: keep it where the list is kept.",
-        *parts["notes"],
-        run,
-    ]
+    run = f"Run {made_by['run']} ({made_by['fingerprint']}), data {made_by['data']}."
+    if summary["list"] is not None:
+        run += f" SHA-256 of the list: {summary['list'][:16]}."
+    notes = ["This page is of single people: keep it where the list is kept.", run]
     return _page(
         title=f"Predictions of {made_by['run']}",
         kicker=f"Risk of {summary['question']}",
         lines=lines,
-        **parts,
+        tables=[("The highest risks", heads, rows)] if summary["list"] else [],
+        notes=notes,
     )

@@ -5,14 +5,6 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from ehrsequencing.core.result_types import (
-    DecisionRow,
-    EpochRow,
-    Shared,
-    SmoothRow,
-    Trajectory,
-    place_of,
-)
 from ehrsequencing.evaluation.subgroups import VISITS
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.reporting import figures
@@ -20,6 +12,14 @@ from ehrsequencing.reporting.chart import Curve, Estimate, Figure
 from ehrsequencing.reporting.patient import moved, patient_figure, patient_of
 from ehrsequencing.reporting.scores import Scores, Shown
 from ehrsequencing.reporting.wording import duration, from_landmark, size
+from ehrsequencing.results.result_types import (
+    DecisionRow,
+    EpochRow,
+    Shared,
+    SmoothRow,
+    Trajectory,
+    place_of,
+)
 
 
 @dataclass(frozen=True)

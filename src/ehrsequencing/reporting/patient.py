@@ -5,11 +5,12 @@ In: a `Patient`, in days since the index. Out: one SVG. It is used by the report
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ehrsequencing.config import DAYS_PER_YEAR
-from ehrsequencing.core.result_types import Move, Trajectory, Visit
 from ehrsequencing.reporting.chart import Chart, Figure, ticks
 from ehrsequencing.reporting.wording import duration, number, percent, percent_mark, plain
+from ehrsequencing.results.result_types import Trajectory
 
 WIDTH, MOST_LANES, LANE = 560.0, 5, 17.0
 _KINDS = {  # lanes in the field's words, by the prefix of a code
@@ -55,11 +56,11 @@ class Patient:
     curve_days: Sequence[float]
     curves: Mapping[str, Sequence[float]]
     bands: Mapping[str, tuple[Sequence[float], Sequence[float]]] = field(default_factory=dict)
-    visits: Sequence[Visit] = ()
+    visits: Sequence[dict[str, Any]] = ()
     event: tuple[float, str] | None = None
     censored: bool = False
     descriptions: Mapping[str, str] = field(default_factory=dict)
-    moves: Sequence[Move] = ()
+    moves: Sequence[dict[str, Any]] = ()
 
 
 def patient_of(row: Trajectory) -> Patient:
@@ -318,7 +319,7 @@ class Moved:
     more: int
 
 
-def moved(row: Move, descriptions: Mapping[str, str]) -> Moved:
+def moved(row: dict[str, Any], descriptions: Mapping[str, str]) -> Moved:
     """A change of the risk in words."""
     parts = sorted(row["parts"], key=lambda part: -abs(part["change"]))
     codes = []

@@ -2,7 +2,7 @@
 
 `report.html` is the answer, `report-details.html` has everything else. Each is one file. The pages
 need no script and no network, and their content security policy forbids both. All text is escaped. No id or date of a
-person is read. The result of an evaluation goes through `core.redaction.redact` before anything is printed or drawn.
+person is read. The result of an evaluation goes through `results.redaction.redact` before anything is printed or drawn.
 The pages' sentences are in the templates.
 """
 
@@ -17,8 +17,6 @@ from typing import Any
 from markupsafe import Markup
 
 from ehrsequencing.core.files import Page, Shareable, write_bytes
-from ehrsequencing.core.redaction import owners_part, redact
-from ehrsequencing.core.result_types import DecisionRow, Exact, Shared, SmoothRow, place_of
 from ehrsequencing.evaluation.context import QUESTIONS
 from ehrsequencing.evaluation.subgroups import VISITS
 from ehrsequencing.metrics.registry import METRICS, in_columns
@@ -35,6 +33,8 @@ from ehrsequencing.reporting.scores import (
 from ehrsequencing.reporting.wording import (
     environment,
 )
+from ehrsequencing.results.redaction import owners_part, redact
+from ehrsequencing.results.result_types import DecisionRow, Exact, Shared, SmoothRow, place_of
 
 MOST_PLACES = 8  # landmarks and horizons in the forest plot of the short page
 MOST_LEVELS = 14  # rows of its subgroup figure

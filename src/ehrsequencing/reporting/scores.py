@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ehrsequencing.core.disclosure import TOO_FEW
-from ehrsequencing.core.result_types import Interval, MetricRow, Shared, place_of
 from ehrsequencing.metrics.registry import METRICS, in_columns
 from ehrsequencing.records.attrition import FEWEST_EVENTS, FEWEST_SUBJECTS
 from ehrsequencing.reporting.chart import Estimate
 from ehrsequencing.reporting.wording import for_readers, interval, number, verdict
+from ehrsequencing.results.result_types import Interval, MetricRow, Shared, place_of
 
 Row = MetricRow[int | str]
 Case = dict[str, Any]

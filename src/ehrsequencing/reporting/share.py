@@ -38,8 +38,6 @@ from ehrsequencing.core.outputs import (
     complete_folder,
     write_manifest,
 )
-from ehrsequencing.core.redaction import redact_people
-from ehrsequencing.core.result_types import Shared
 from ehrsequencing.core.version import __version__
 from ehrsequencing.evaluation.results import read_result
 from ehrsequencing.models.base import CONFIG_FILE, WEIGHTS_FILE
@@ -53,6 +51,8 @@ from ehrsequencing.reporting.model_cards import (
     applied_model_card,
     model_card,
 )
+from ehrsequencing.results.redaction import redact_people
+from ehrsequencing.results.result_types import Shared
 
 NOT_SHARED = "(not shared)"
 _COPIED = (CONFIG_FILE, WEIGHTS_FILE, "vocabulary.json", "vocabulary.safetensors")
@@ -142,7 +142,8 @@ def settings_to_share(study: StudyConfig) -> StudyConfig:
 def _manifest(run: Run, folder: Path) -> dict[str, object]:
     """Entries of the manifest: digests of what is in the folder, and nothing else that patients decide."""
     vocabulary = run.vocabulary.digest
-    own = digest([vocabulary, sha256(folder / WEIGHTS_FILE), sha256(folder / "config.yaml")])
+    answering = (folder / name for name in (WEIGHTS_FILE, BLEND_FILE, ARRAYS_FILE, "config.yaml"))
+    own = digest([vocabulary, *(sha256(path) for path in answering if path.exists())])
     noted = run.manifest.get("import", {})  # its time zone would tell of the place
     shared = {"excluded", "task", "parameters", "simulated", "update"}
     return {

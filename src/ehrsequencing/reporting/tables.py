@@ -6,9 +6,7 @@ In: a redacted evaluation and the texts of its counts. Out: cells as text. A sha
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ehrsequencing.core.answer_types import RepeatedRow
 from ehrsequencing.core.disclosure import TOO_FEW
-from ehrsequencing.core.result_types import Shared, SubgroupRow, place_of
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.predictors.blend import STACKED
 from ehrsequencing.reporting.chart import Estimate
@@ -23,6 +21,7 @@ from ehrsequencing.reporting.wording import (
     verdict,
     with_interval,
 )
+from ehrsequencing.results.result_types import RepeatedRow, Shared, SubgroupRow, place_of
 
 _INPUTS = {  # measure: (words, kind); people: a share of people or of their prediction times
     "unknown_token_rate": ("recorded codes without a token", "tokens"),

@@ -6,11 +6,11 @@ from typing import Any
 
 from ehrsequencing.config import format_days
 from ehrsequencing.core.disclosure import TOO_FEW
-from ehrsequencing.core.result_types import Oracle, Shared, SharedAudit, place_of
 from ehrsequencing.metrics.registry import METRICS, in_columns, taken
 from ehrsequencing.records.attrition import from_index
 from ehrsequencing.reporting.scores import Scores
 from ehrsequencing.reporting.wording import verdict, with_interval
+from ehrsequencing.results.result_types import Oracle, Shared, SharedAudit, place_of
 
 COLUMNS, MOST_MODELS = 100, 6
 VERDICTS = {"passed": "passed", "warning": "WARNING", "leak": "LEAK", "not_tested": "not tested"}

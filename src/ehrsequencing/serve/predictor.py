@@ -318,8 +318,8 @@ def unusual(person: People, run: Run) -> Iterator[tuple[str | None, str]]:
     for code, (had, _) in codes.items():
         if had > people - SMALLEST_COUNT and not person.subjects[code]:
             yield code, "nearly all training people have it, and this record has not"
-    for name, (values, _) in person.measured(0).items():
-        knots = reference["measures"].get(name) if reference and name != "last_visit" else None
+    for name, (values, _) in person.measured().items():
+        knots = reference["measures"].get(name) if reference else None
         if knots is not None and len(values):
             low, high = np.interp((0.01, 0.99), np.linspace(0, 1, len(knots)), knots)
             if values[0] > high or (name == "age" and values[0] < low):

@@ -13,20 +13,19 @@ import numpy as np
 
 from ehrsequencing.core.arrays import Floats, Floats32
 from ehrsequencing.core.files import read_json, read_json_lines, write_json
-from ehrsequencing.core.manifest_types import Origin
 from ehrsequencing.core.outputs import ARRAYS_FILE, BLEND_FILE, HISTORY, RUN, read_manifest
-from ehrsequencing.core.record_types import PeopleRisks, Reference, Rounded
-from ehrsequencing.core.result_types import EpochRow
 from ehrsequencing.models.ensemble import Ensemble, load_model
 from ehrsequencing.predictors.blend import STACKED, Blend
-from ehrsequencing.predictors.fit import fit_last_step
+from ehrsequencing.predictors.fit import fit_blend, fit_last_step
 from ehrsequencing.predictors.network import NETWORK, network, visit_hazards
 from ehrsequencing.predictors.predictor import Predictor
-from ehrsequencing.predictors.stack import Stack, blend_rows, fit_stack, sampled
-from ehrsequencing.predictors.weights import BlendRows, fit_weights
+from ehrsequencing.predictors.stack import Stack, fit_stack
+from ehrsequencing.records.account import PeopleRisks, Reference, Rounded
 from ehrsequencing.records.people import PEOPLE, quantiles_of_risks, some_people
 from ehrsequencing.records.reference import REFERENCE, read_reference
 from ehrsequencing.records.timelines import TaskRecords
+from ehrsequencing.results.manifest_types import Origin
+from ehrsequencing.results.result_types import EpochRow
 from ehrsequencing.training.hazards_objective import provenance
 from ehrsequencing.training.loop import Progress, ShowProgress, show_nothing
 from ehrsequencing.training.plan import Plan
@@ -34,8 +33,6 @@ from ehrsequencing.training.processes import ALONE, Processes
 from ehrsequencing.training.run_folder import RunFolder, write_run_files
 from ehrsequencing.training.train import Trained, Trainer
 
-# prior SD of the network's weight around one half: 46 tuning people leave it there, thousands decide it
-PRIOR_SD = 0.1
 Say = Callable[[str], None]
 
 
@@ -253,22 +250,18 @@ def _reference(
 def _save_blend(
     plan: Plan, out: Path, stacked: Blend, trained: Trained | None
 ) -> tuple[Predictor, dict[str, object]]:
-    """Save the blend, or trees and Cox alone; it, its parts, and the tuning NLL of it and of each of them."""
-    tuning = plan.tuning
-    whole: Predictor
+    """Save the blend, or trees and Cox alone; it, and what the manifest says of it."""
+    data = plan.fitting_data()
     if trained is None:
-        step = fit_last_step(stacked, plan.fitting_data())
-        whole = stacked if step is None else stacked.recalibrated(*step)
+        step = fit_last_step(stacked, data)
         stacked.save(out, step)
-        compared = {stacked.name: whole} | {one.name: one for one in stacked.parts}
-        parts = stacked.parts
-    else:
-        alone = network(trained.model, plan.code_types)
-        rows = blend_rows([alone, stacked], sampled(tuning))
-        own = fit_weights(BlendRows.joined(rows), n_causes=len(plan.task.causes), prior_sd=PRIOR_SD)
-        blend = whole = Blend([alone, *stacked.parts], own.before(stacked.weights))
-        blend.save(out)
-        compared = {one.name: one for one in (blend, alone, stacked)}
-        parts = blend.parts
-    mean = {name: float(np.mean(one.nll(tuning))) for name, one in compared.items()}
-    return whole, {"parts": [one.name for one in parts], "tuning_nll": mean}
+        whole = stacked if step is None else stacked.recalibrated(*step)
+        return whole, {"parts": [one.name for one in stacked.parts]}
+    alone = network(trained.model, plan.code_types)
+    blend = fit_blend(alone, stacked, data, trained.last_step)
+    blend.save(out)
+    of_network = blend.weights.value[:, 0].tolist()
+    return blend, {
+        "parts": [one.name for one in blend.shares[0]],
+        "weight_of_network": dict(zip(plan.task.causes, of_network, strict=True)),
+    }

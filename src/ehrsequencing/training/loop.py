@@ -25,8 +25,9 @@ from ehrsequencing.batches.device import on_device
 from ehrsequencing.batches.loader import Step, SubjectLoader
 from ehrsequencing.config import TrainingConfig
 from ehrsequencing.core.arrays import Ints
-from ehrsequencing.core.result_types import EpochRow
 from ehrsequencing.core.signals import Stop, keep_freed_memory
+from ehrsequencing.models.hazards import HazardsOverTime
+from ehrsequencing.results.result_types import EpochRow
 from ehrsequencing.training.masked_codes import CLIP_NORM, BesideHazards
 from ehrsequencing.training.processes import ALONE, Losses, Processes, autocast
 from ehrsequencing.training.run_folder import (
@@ -40,6 +41,7 @@ from ehrsequencing.training.run_folder import (
     write_history,
 )
 
+FREE_BINS_DECAY = 30.0  # weight decay of an effect's free bins, relative to that of other matrices
 DECAY_STEPS = 300  # above so many steps an epoch, weight decay falls in proportion
 
 
@@ -342,17 +344,22 @@ def make_optimizer(
 ) -> torch.optim.AdamW:
     """Weight decay on matrices of linear layers only, not on embeddings, norms, scales and biases.
 
+    The free bins of an effect have a stronger one: what no curve of time can say must pay for it.
+
     AdamW's weights are a moving average of its updates over 1/(learning rate · decay) steps. More subjects make more
     steps an epoch; the effective memory should stay constant in epochs (Wang & Aitchison 2024, How to set
     AdamW's weight decay as you scale model and dataset size). So beyond `DECAY_STEPS` an epoch, decay falls in
     proportion.
     """
     decay = settings.weight_decay * min(1.0, DECAY_STEPS / steps_per_epoch)
-    matrices = {id(layer.weight) for layer in model.modules() if isinstance(layer, nn.Linear)}
+    of_time = [layer for layer in model.modules() if isinstance(layer, HazardsOverTime)]
+    decays = {id(layer.weight): decay for layer in model.modules() if isinstance(layer, nn.Linear)}
+    decays |= {id(layer.curves): decay for layer in of_time}
+    decays |= {id(layer.weight): FREE_BINS_DECAY * decay for layer in of_time}
     learned = [p for p in model.parameters() if p.requires_grad]
     groups = [
-        {"params": [p for p in learned if id(p) in matrices], "weight_decay": decay},
-        {"params": [p for p in learned if id(p) not in matrices], "weight_decay": 0.0},
+        {"params": [p for p in learned if decays.get(id(p), 0.0) == one], "weight_decay": one}
+        for one in sorted({decays.get(id(p), 0.0) for p in learned})
     ]
     return torch.optim.AdamW(groups, lr=settings.learning_rate, fused=True)
 

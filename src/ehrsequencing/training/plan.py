@@ -95,7 +95,7 @@ class Plan:
         return cls(
             prepared,
             task,
-            resolve_model(given, prepared, task, train.rows, training),
+            resolve_model(given, prepared, task, train, training),
             prepared.study.model_copy(update=decided),
             train,
             tuning,

@@ -59,7 +59,7 @@ def resolve_model(
     model: ModelSettings,
     prepared: Prepared,
     task: TaskConfig,
-    rows: TaskRows,
+    train: TaskRecords,
     settings: TrainingConfig,
 ) -> ModelConfig:
     """The model with what the data decides: vocabulary, causes and the hazard's grid."""
@@ -82,7 +82,9 @@ def resolve_model(
                 fix="use model.head=horizon",
             )
     else:
-        shape["edges_days"] = training_edges(prepared, task, rows, bins=settings.grid_bins)
+        shape["edges_days"] = training_edges(prepared, task, train.rows, bins=settings.grid_bins)
+        # a query of measurements carries summaries of them, and does not need the last ones again
+        shape["query_follows_visit"] = not are_measurements(train.timelines.values)
         shape["outcomes"] = len(prepared.outcomes(task.name))
     return ModelConfig.of(model, ModelShape.model_validate(shape))
 

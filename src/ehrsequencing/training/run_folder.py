@@ -47,12 +47,12 @@ from ehrsequencing.core.outputs import (
     require_format,
     write_manifest,
 )
-from ehrsequencing.core.result_types import EpochRow
 from ehrsequencing.core.signals import Stop, Stopped, noted_signals
 from ehrsequencing.core.version import __version__
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.records.outcomes import OUTCOMES_FILE
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.results.result_types import EpochRow
 
 # settings that an interrupted run may go on with: when it stops, and what only `evaluate` uses
 MAY_CHANGE = ("training.epochs", "training.patience", "evaluation.")

@@ -8,15 +8,15 @@ import numpy as np
 import torch
 
 from ehrsequencing.batches.loader import SubjectLoader
-from ehrsequencing.core.arrays import Floats32, Ints
+from ehrsequencing.core.arrays import Floats, Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.result_types import EpochRow
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import build_model
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from ehrsequencing.models.outcomes import OutcomeHead
 from ehrsequencing.predictors.network import labelled_log_hazards
 from ehrsequencing.predictors.recalibration import Recalibration, fit_recalibration
+from ehrsequencing.results.result_types import EpochRow
 from ehrsequencing.training.hazards_objective import HazardsObjective, OwnObjective
 from ehrsequencing.training.loop import Objective, ShowProgress, Training, show_nothing
 from ehrsequencing.training.masked_codes import BesideHazards
@@ -33,11 +33,13 @@ class Trained:
         model: It.
         history: One row an epoch.
         facts: For the manifest of its run.
+        last_step: Intercept and slope (causes, bins) of its recalibration; None without one, and of an ensemble.
     """
 
     model: SurvivalModel
     history: list[EpochRow]
     facts: dict[str, object]
+    last_step: tuple[Floats, Floats] | None = None
 
 
 class Trainer:
@@ -152,21 +154,19 @@ class Trainer:
             "best_epoch": state.best_epoch,
             f"tuning_{self.learned.word}": state.best_nll,
         }
+        step = None
         if self.settings.recalibration > 0 and self.config.head == "horizon":
-            facts |= self.recalibrate(best)
-        return Trained(best.cpu(), state.history, facts)
-
-    def recalibrate(self, model: SurvivalModel) -> dict[str, object]:
-        """Recalibrate a model on the tuning split; the fitted numbers, and the tuning NLL after it."""
-        fitted = recalibrate_head(
-            model,
-            self.tuning,
-            prior_sd=self.settings.recalibration,
-            visit_budget=self.settings.visit_budget,
-            device=self.training.device,
-        )
-        nll = self.objective.tuning_nll(model)
-        return {"tuning_nll": nll, "recalibration": fitted.as_json(self.plan.task.causes)}
+            fitted = recalibrate_head(
+                best,
+                self.tuning,
+                prior_sd=self.settings.recalibration,
+                visit_budget=self.settings.visit_budget,
+                device=self.training.device,
+            )
+            facts["tuning_nll"] = self.objective.tuning_nll(best)
+            facts["recalibration"] = fitted.as_json(self.plan.task.causes)
+            step = fitted.intercept, fitted.slope
+        return Trained(best.cpu(), state.history, facts, step)
 
 
 def recalibrate_head(

@@ -19,13 +19,13 @@ from ehrsequencing.config import ModelSettings, TransferConfig
 from ehrsequencing.core.arrays import Bools, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest
-from ehrsequencing.core.manifest_types import Found, Origin
 from ehrsequencing.core.outputs import PRETRAINED, RUN, SHARED_RUN, read_manifest
 from ehrsequencing.models.base import SurvivalModel, read_config
 from ehrsequencing.models.ensemble import load_model
 from ehrsequencing.records.codes import read_parents
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.vocabulary import Vocabulary
+from ehrsequencing.results.manifest_types import Found, Origin
 
 MATCHES = ("name", "ancestor", "none")  # how a code is found in the other vocabulary
 
@@ -292,7 +292,8 @@ class Transfer:
         is_found = match.source >= 0
         if not source.is_run:  # only queries carry summaries, and pretraining has no queries
             first = len(vocabulary) - len(vocabulary.made_of)
-            is_found[first:] &= [summary < 0 for _, summary, _ in vocabulary.made_of]
+            summaries = [summary for _, summary, _ in vocabulary.made_of]
+            is_found[first:] &= np.array(summaries, dtype=np.int64) < 0  # none without numbers
         tokens = np.flatnonzero(is_found)
         to = (tokens[:, None] * terms + np.arange(terms)).ravel()
         origin = (match.source[tokens][:, None] * terms + np.arange(terms)).ravel()

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from ehrsequencing.batches.device import on_device
 from ehrsequencing.batches.loader import Step, SubjectLoader
 from ehrsequencing.config import ModelConfig, TrainingConfig
-from ehrsequencing.core.answer_types import Gain
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.signals import Stop
 from ehrsequencing.models.base import SurvivalModel
@@ -243,9 +242,9 @@ class Measures:
             self.by_subject.setdefault(f"recall@{k}", []).append(of_subject)
 
     @property
-    def gains(self) -> dict[str, Gain]:
+    def gains(self) -> dict[str, dict[str, Any]]:
         """Mean gain over frequencies of each measure, with its 95 % interval over subjects (`ratio_interval`)."""
-        gains = dict[str, Gain]()
+        gains = dict[str, dict[str, Any]]()
         for name, parts in self.by_subject.items():
             whose = np.concatenate([who for who, _, _ in parts])
             # the parts of a long record are one subject's
@@ -265,7 +264,7 @@ def _sums(group: Ints, values: Floats) -> Floats:
     return np.bincount(group.reshape(-1), weights=values).astype(np.float64)
 
 
-def ratio_interval(total: Floats, terms: Floats) -> Gain:
+def ratio_interval(total: Floats, terms: Floats) -> dict[str, Any]:
     """The mean of clustered terms with its 95 % interval, by linearisation; no interval for fewer than two clusters.
 
         m = Σ_s T_s / Σ_s n_s,   se² = S / (S − 1) · Σ_s (T_s − m n_s)² / (Σ_s n_s)²

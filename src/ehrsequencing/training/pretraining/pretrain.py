@@ -13,7 +13,6 @@ from torch import nn
 from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.config import ModelConfig, ModelSettings, StudyConfig
 from ehrsequencing.config.base import objective
-from ehrsequencing.core.answer_types import PretrainingResults
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.disclosure import shareable_count
 from ehrsequencing.core.errors import EhrseqError
@@ -176,7 +175,7 @@ class Pretrainer:
 
     def fit(
         self, *, resume: bool = False, on_progress: ShowProgress = show_nothing
-    ) -> PretrainingResults:
+    ) -> dict[str, Any]:
         """Pretrain to the early stop and write the folder; returns the content of `pretraining.json`."""
         kinds = (PRETRAINED, UNFINISHED_PRETRAINING)
         folder = RunFolder(self.out, self.prepared, "", self.made_of, kinds=kinds)
@@ -188,7 +187,7 @@ class Pretrainer:
                 self._write(state)
         return read_json(self.out / RESULTS_FILE)
 
-    def _results(self, state: TrainingState) -> PretrainingResults:
+    def _results(self, state: TrainingState) -> dict[str, Any]:
         """What the best weights do on the tuning split, beside the baselines."""
         measured = self.objective.measure(self.training.best)
         return {

@@ -1,6 +1,6 @@
-"""What is counted and kept of records, as types: the keys of `attrition.json`, `people.json` and `reference.json`."""
+"""What is counted and kept of records, as types: the keys of a prepared set's JSON files."""
 
-from typing import Generic, NotRequired, TypedDict, TypeVar
+from typing import Any, Generic, NotRequired, TypedDict, TypeVar
 
 N = TypeVar("N")  # a count of people: an int, or int | str where it may be shared
 
@@ -92,3 +92,35 @@ class Reference(ReferenceColumns):
     """The content of a run's `reference.json`."""
 
     risk: list[list[list[float]]]  # (visits, causes, horizons)
+
+
+# ---- manifests, which `core.outputs` writes and checks ----
+
+
+class Manifest(TypedDict):
+    """What every manifest has."""
+
+    kind: str
+    files: dict[str, str]  # name → SHA-256
+    required: NotRequired[list[str]]  # files that must stay as they are; all, where it is missing
+
+
+# how the records were imported: `known`, and `time_zone` where the source had none
+Imported = TypedDict("Imported", {"import": NotRequired[dict[str, Any]]})
+
+
+class PreparedManifest(Manifest, Imported):
+    """Of a prepared set."""
+
+    data: str  # what the data set calls itself
+    data_path: str
+    simulated: bool
+    subjects: int
+    dataset_end_us: int
+    late_rows: dict[str, Any] | None  # as of `records.meds.LateRows`
+    made_of: dict[str, str]  # digests
+    excluded: list[str]  # patterns of codes
+    vocabulary: str  # a digest
+    tasks: list[str]
+    known_training_rows: float
+    fixes: dict[str, int]

@@ -1,22 +1,15 @@
 """`update`: a run for another hospital, by the little that its events allow to learn."""
 
-import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 
-from ehrsequencing.api.data import meds_folder, task_of
-from ehrsequencing.api.progress import stages
-from ehrsequencing.api.run import TrainedRun
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.core.disclosure import rounded, shareable_count
-from ehrsequencing.core.elsewhere import answering
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import (
     read_json,
@@ -32,19 +25,17 @@ from ehrsequencing.core.outputs import (
     refuse_existing,
     write_manifest,
 )
-from ehrsequencing.core.record_types import PeopleRisks, Reference, Rounded
 from ehrsequencing.evaluation.external import External, read_external
 from ehrsequencing.prediction.reference import reference_risks
-from ehrsequencing.prediction.run import UPDATE, add_to_run
-from ehrsequencing.predictors.network import states_of_rows
+from ehrsequencing.prediction.run import UPDATE, Run, add_to_run
 from ehrsequencing.predictors.recalibration import FEWEST, fit_recalibration
 from ehrsequencing.predictors.update import (
-    DIRECTIONS,
     CauseUpdate,
     Labels,
     fit_update,
     largest_allowed,
 )
+from ehrsequencing.records.account import PeopleRisks, Reference, Rounded
 from ehrsequencing.records.hazards import exposure, horizon_nll
 from ehrsequencing.records.people import (
     PEOPLE,
@@ -56,48 +47,24 @@ from ehrsequencing.records.reference import REFERENCE, draw_reference
 
 SMALL = 300  # people, below which before and after are cross-fitted
 THIRDS = 3
-SMALLEST_WEIGHT = 0.05  # of a network in a blend, for its layer to be refitted
 
 
-@answering
 def update(
-    run: str | os.PathLike[str],
-    data: Any,
+    opened: Run,
+    source: Path,
+    out: Path,
     *,
-    out: str | os.PathLike[str],
-    task: Any = None,
+    where: str,
+    task: TaskConfig | None = None,
     overwrite: bool = False,
-    progress: bool = True,
-) -> TrainedRun:
-    """Update a run for the people of another hospital: nothing, the level, level and slope, or the last layer too.
-
-    A closed test chooses for each cause (`predictors/update.py`), at the landmarks. The level needs 10 people with the
-    event, the slope 50, the layer 100; estimates are shrunk. The weights of a blend stay. A run without a network, and
-    an ensemble, have no layer that is refitted.
-
-    Args:
-        run: The run, or a shared copy of one.
-        data: A folder of MEDS data of the other hospital, or a frame of MEDS rows.
-        out: Folder of the new run.
-        task: The same question by the codes of the other hospital; default: the run's task.
-        overwrite: Whether an earlier run there that nobody has changed is replaced.
-        progress: Whether to show the stages.
-
-    Returns:
-        The new run. `manifest["update"]` has what was chosen and why, and numbers before and after: on a third of the
-        people that the update had not seen, or cross-fitted below 300 people. What is written is fitted on all.
+    progress: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Write a run updated for the people of MEDS data; see `ehrsequencing.update`.
 
     Raises:
         EhrseqError: Fewer than 10 people have the event of interest, or run, task or data cannot be used.
-
-    Example:
-        >>> import ehrsequencing as eh
-        >>> here = eh.update("runs/hf", "meds/", out="runs/here", progress=False)
-        >>> here.manifest["update"]["hf"]["method"] in ("none", "level", "level and slope", "last layer")
-        True
     """
-    opened, folder = TrainedRun(os.fspath(run)), Path(out)
-    refuse_existing(folder, RUN, overwrite=overwrite)
+    refuse_existing(out, RUN, overwrite=overwrite)
     if opened.is_visit_head or opened.task.outcomes is not None:
         raise EhrseqError(
             "answers for visits or for every outcome, and is not updated",
@@ -105,32 +72,29 @@ def update(
             fix="name a run of the horizon head with the task's causes alone",
         )
     if task is not None:
-        _take_task(opened, task_of(task))
-    with meds_folder(data) as source, stages("updating", show=progress) as stage:
-        refuse_overlap(folder, source, opened.folder)
-        external = read_external(opened, source, progress=stage)
-        stage("predicting")
-        here = _Local(opened, external)
-        people = [here.labels.people(e) for e in range(len(here.causes))]
-        if people[0] < FEWEST:
-            raise EhrseqError(
-                f"fewer than {FEWEST} people have {here.causes[0]} after a landmark",
-                where=str(data) if isinstance(data, str | os.PathLike) else "data",
-                fix="collect more follow-up; until then judge the run with ehrseq evaluate --data",
-            )
-        stage("choosing the update")
-        largest = [largest_allowed(n, with_layer=here.can_refit[e]) for e, n in enumerate(people)]
-        everybody = np.ones(len(here.labels.cause), dtype=bool)
-        chosen = here.fitted(everybody, largest)
-        facts = _facts(here, chosen, people, here.before_and_after(largest))
-        _write(opened, folder, here, chosen, facts, overwrite=overwrite)
-    updated = TrainedRun(folder)
-    for name, content in _reference(updated, external).items():
-        add_to_run(folder, name, partial(write_json, value=content))
-    return TrainedRun(folder)
+        _take_task(opened, task)
+    refuse_overlap(out, source, opened.folder)
+    external = read_external(opened, source, progress=progress)
+    progress("predicting")
+    here = _Local(opened, external)
+    people = [here.labels.people(e) for e in range(len(here.causes))]
+    if people[0] < FEWEST:
+        raise EhrseqError(
+            f"fewer than {FEWEST} people have {here.causes[0]} after a landmark",
+            where=where,
+            fix="collect more follow-up; until then judge the run with ehrseq evaluate --data",
+        )
+    progress("choosing the update")
+    largest = [largest_allowed(n) for n in people]
+    everybody = np.ones(len(here.labels.cause), dtype=bool)
+    chosen = here.fitted(everybody, largest)
+    facts = _facts(here, chosen, people, here.before_and_after(largest))
+    _write(opened, out, chosen, facts, overwrite=overwrite)
+    for name, content in _reference(Run(out), external).items():
+        add_to_run(out, name, partial(write_json, value=content))
 
 
-def _reference(run: TrainedRun, external: External) -> dict[str, Reference | PeopleRisks[Rounded]]:
+def _reference(run: Run, external: External) -> dict[str, Reference | PeopleRisks[Rounded]]:
     """The content of `reference.json` and `people.json`, of the run and the people that it was updated for."""
     records, made_up = external.population.records, draw_reference(run.vocabulary)
     end_us, counts = external.population.dataset_end_us, external.people.to_keep()
@@ -143,7 +107,7 @@ def _reference(run: TrainedRun, external: External) -> dict[str, Reference | Peo
     }
 
 
-def _take_task(run: TrainedRun, task: TaskConfig) -> None:
+def _take_task(run: Run, task: TaskConfig) -> None:
     """Ask the run another hospital's form of its question.
 
     Raises:
@@ -164,7 +128,7 @@ def _take_task(run: TrainedRun, task: TaskConfig) -> None:
 class _Local:
     """The run's log-hazards and what happened, at the landmarks of the other hospital's people."""
 
-    def __init__(self, run: TrainedRun, external: External) -> None:
+    def __init__(self, run: Run, external: External) -> None:
         records, self.run, self.causes = external.population.records, run, run.task.causes
         rows, predictor = records.rows, run.predictor
         at_landmark = np.any([rows.at_landmark(days) for days in run.task.landmarks], axis=0)
@@ -177,18 +141,6 @@ class _Local:
             rows.entry_days[chosen],
             rows.subject[chosen],
         )
-        blend, training = run.blend, run.study.training
-        self.weight = np.ones(len(self.causes)) if blend is None else blend.weights.value[:, 0]
-        has_layer = training.network and training.members == 1 and len(chosen) > DIRECTIONS
-        self.can_refit = has_layer & (self.weight >= SMALLEST_WEIGHT)
-        self.hidden, self.mean, self.axes = np.zeros((len(chosen), 0)), np.zeros(0), np.zeros(0)
-        if has_layer:
-            inputs = _last_inputs(run, external)[chosen]
-            self.mean = inputs.mean(axis=0)
-            _, size, axes = np.linalg.svd(inputs - self.mean, full_matrices=False)
-            scale = size[:DIRECTIONS, None] / np.sqrt(len(chosen))
-            self.axes = axes[:DIRECTIONS] / np.where(scale > 1e-6, scale, np.inf)
-            self.hidden = (inputs - self.mean) @ self.axes.T
 
     def fitted(self, seen: Bools, largest: Sequence[int]) -> list[CauseUpdate]:
         """The update of each cause, fitted on some rows."""
@@ -199,7 +151,6 @@ class _Local:
                 self.edges_days,
                 labels,
                 cause=e,
-                hidden=self.hidden[seen],
                 largest=most,
             )
             for e, most in enumerate(largest)
@@ -213,7 +164,7 @@ class _Local:
         after = self.eta.copy()
         for fold in folds:
             for e, one in enumerate(self.fitted(third != fold, largest)):
-                after[third == fold, e] = one.applied(self.eta[:, e], self.hidden)[third == fold]
+                after[third == fold, e] = one.applied(self.eta[third == fold, e])
         judged = third < len(folds)
         people_judged = shareable_count(len(np.unique(people[judged])))
         how = "cross-fitted" if len(folds) > 1 else "held-out third"
@@ -237,14 +188,6 @@ class _Local:
         return found
 
 
-def _last_inputs(run: TrainedRun, external: External) -> Floats:
-    """(R, d) what the last layer of the network reads."""
-    head: Any = run.model.head
-    with torch.no_grad():
-        z = states_of_rows(run.model, external.population.records, code_types=run.code_types)[0]
-        return F.gelu(head.W1(head.norm(z))).double().numpy()
-
-
 def _facts(
     here: _Local, chosen: Sequence[CauseUpdate], people: Sequence[int], judged: dict[str, Any]
 ) -> dict[str, object]:
@@ -265,23 +208,9 @@ def _facts(
     return {**of_causes, "people": n, "of": here.run.fingerprint, "judged": judged}
 
 
-def _move_layer(here: _Local, chosen: Sequence[CauseUpdate], slope: Floats) -> None:
-    """Change the last layer so that the whole has δ · u more; a blend's weight and the slope are divided out."""
-    layer, bins = here.run.model.head.W2, len(here.edges_days) + 1
-    with torch.no_grad():
-        for e, one in enumerate(chosen):
-            if one.direction is not None:
-                along = one.direction @ here.axes[: len(one.direction)]
-                along /= slope[e] * here.weight[e]
-                rows = slice(e * bins, (e + 1) * bins)
-                layer.weight[rows] += torch.from_numpy(along).float()
-                layer.bias[rows] -= float(along @ here.mean)
-
-
 def _write(
-    run: TrainedRun,
+    run: Run,
     out: Path,
-    here: _Local,
     chosen: Sequence[CauseUpdate],
     facts: dict[str, Any],
     *,
@@ -301,9 +230,6 @@ def _write(
         for name in (*required, *history):
             write_bytes(folder / name, (run.folder / name).read_bytes())
         write_settings(folder / "config.yaml", run.study)
-        if any(one.direction is not None for one in chosen):
-            _move_layer(here, chosen, slope)
-            run.model.save_pretrained(folder)
         write_json(folder / UPDATE, fitted)
         write_manifest(
             folder,

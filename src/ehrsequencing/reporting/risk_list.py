@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ehrsequencing.config import DataConfig, DriftConfig, format_days
-from ehrsequencing.core.answer_types import HighRisk, ListSummary, Raising
 from ehrsequencing.core.arrays import Ints, hash_u64
 from ehrsequencing.core.file_sets import output_files
 from ehrsequencing.core.files import mode_for, sha256, write_bytes, write_json
@@ -84,7 +84,7 @@ def write_list(
     overwrite: bool = False,
     progress: Progress | None = None,
     say: Callable[[str], None] = lambda _: None,
-) -> tuple[ListSummary, Drift, dict[str, Path]]:
+) -> tuple[dict[str, Any], Drift, dict[str, Path]]:
     """Write risks as `predict` does, and beside them a page and a JSON that only their owner may read.
 
     `threshold` is the main risk from which people are counted, by default the 90th percentile of the run's own. With
@@ -142,7 +142,7 @@ def write_list(
         if is_there:
             files[0].chmod(mode_for(out, 0o666))
         kinds = {kind: n for kind, n in zip(KINDS, seen.kinds.tolist(), strict=True) if n}
-        summary: ListSummary = {
+        summary: dict[str, Any] = {
             **LIST.facts,
             "list": sha256(files[0]) if is_there else None,
             "question": question.text,
@@ -166,10 +166,10 @@ def _highest(
     records: NewRecords,
     moment: Moment,
     highest: Sequence[tuple[float, int, int]],
-) -> list[HighRisk]:
+) -> list[dict[str, Any]]:
     """The people with the highest risks, with the codes that raise them; their records are read again."""
     time_of = {subject: us for _, subject, us in highest}
-    raised = dict[int, list[Raising]]()
+    raised = dict[int, list[dict[str, Any]]]()
     for record in subject_records(records, {*time_of}, moment):
         row = int(np.flatnonzero(record.prediction_us == time_of[record.subject_id])[0])
         rows = explain_subject(question, record, row=row, kinds=["code"])[1].to_pylist()

@@ -1,35 +1,8 @@
-"""What is read of the manifests of prepared sets and runs, as types; `core.outputs` writes and checks them."""
+"""What is read of the manifests of runs, as types; `core.outputs` writes and checks them."""
 
 from typing import Any, NotRequired, TypedDict
 
-
-class Manifest(TypedDict):
-    """What every manifest has."""
-
-    kind: str
-    files: dict[str, str]  # name → SHA-256
-    required: NotRequired[list[str]]  # files that must stay as they are; all, where it is missing
-
-
-# how the records were imported: `known`, and `time_zone` where the source had none
-Imported = TypedDict("Imported", {"import": NotRequired[dict[str, Any]]})
-
-
-class PreparedManifest(Manifest, Imported):
-    """Of a prepared set."""
-
-    data: str  # what the data set calls itself
-    data_path: str
-    simulated: bool
-    subjects: int
-    dataset_end_us: int
-    late_rows: dict[str, Any] | None  # as of `records.meds.LateRows`
-    made_of: dict[str, str]  # digests
-    excluded: list[str]  # patterns of codes
-    vocabulary: str  # a digest
-    tasks: list[str]
-    known_training_rows: float
-    fixes: dict[str, int]
+from ehrsequencing.records.account import Imported, Manifest
 
 
 class CauseRecalibration(TypedDict):

@@ -1,13 +1,12 @@
 """What the result of an evaluation holds: the keys of `metrics.json`, as types.
 
-`Exact` has every count. `Shared` is what `core.redaction` leaves of it: a count is rounded, or the text `<11`.
+`Exact` has every count. `Shared` is what `results.redaction` leaves of it: a count is rounded, or the text `<11`.
 """
 
 from collections.abc import Mapping
 from typing import Any, Generic, Literal, NotRequired, TypedDict
 
-from ehrsequencing.core.answer_types import ExternalPart, RecalibrationPart, RepeatedSplits
-from ehrsequencing.core.record_types import N, RecordsBefore, Step
+from ehrsequencing.records.account import N, RecordsBefore, Step
 
 
 class Horizon(TypedDict):
@@ -161,34 +160,6 @@ class Table1(TypedDict):
     rows: list[list[str | list[str]]]  # a name, and the cells of the columns
 
 
-class Baseline(TypedDict):
-    """A model that ours is compared with."""
-
-    model: str
-    tuning_nll: float | None
-
-
-class BlendWeight(TypedDict):
-    """The weight of a part for a cause, with its interval."""
-
-    cause: str
-    part: str
-    value: float
-    low: float
-    high: float
-
-
-class BlendParts(TypedDict):
-    """A blend: which models share the answer, and how."""
-
-    folds: int
-    parts: list[str]
-    seconds: dict[str, float]
-    weights: list[BlendWeight]
-    tuning_nll: dict[str, float | None]
-    best_part: str | None
-
-
 class Checks(TypedDict):
     """What a reviewer asks of a model, as far as it is known."""
 
@@ -201,86 +172,25 @@ class Checks(TypedDict):
     trained: str
 
 
-class CodeEffect(TypedDict):
-    """The mean effect of a code on the risk of those who have it."""
-
-    code: str
-    description: str | None
-    against: str | None  # what it is compared with; None: its absence
-    share: float | None  # of the subjects
-    effect: float
-    low: float | None
-    high: float | None
-
-
-class CodeEffects(TypedDict):
-    """Mean effects of codes, the largest first; without any, `reason` says why."""
-
-    codes: list[CodeEffect]
-    reason: str | None
-    cause: NotRequired[str]
-    horizon_days: NotRequired[float]
-    subjects: NotRequired[int]  # how many were asked for
-    risk: NotRequired[float]  # mean
-
-
-class Visit(TypedDict):
-    """A visit of a single person."""
-
-    day: float  # since the index
-    codes: list[str]
-
-
-class Happened(TypedDict):
-    """How a single person's follow-up ended; without a cause it ended without an event."""
-
-    day: float
-    cause: str | None
-
-
-class MovePart(TypedDict):
-    """A part of a change of a risk: a new code, time passing, or several codes together."""
-
-    code: str | None
-    codes: int  # that it stands for; 0 for time passing
-    change: float
-
-
-class Move(TypedDict):
-    """A change of a person's risk between two prediction times; the parts add up to it."""
-
-    day: float
-    before: float
-    after: float
-    parts: list[MovePart]
-
-
-class Band(TypedDict):
-    """The range of an ensemble's members on each day of a curve."""
-
-    low: list[float]
-    high: list[float]
-
-
 class Trajectory(TypedDict):
     """A single person under a letter: risks at every prediction time, what was recorded, and what happened."""
 
     label: str
     risk_horizon_days: float  # of the risk that is followed over time
     outcome: str
-    event: Happened
+    event: dict[str, Any]  # `day`, and `cause`: None where it ended without an event
     times_days: list[float]  # prediction times since the index
     now: int  # number of the one that is shown in full
     kind: list[str]  # `visit` or `query`
     curves: dict[str, list[list[float]]]  # cause → prediction time → risk by each horizon
     horizons_days: list[float]
-    visits: list[Visit]
+    visits: list[dict[str, Any]]  # `day` since the index, `codes`
     descriptions: dict[str, str]
     curve_days: NotRequired[list[float]]  # these four of a run; a file of predictions has none
     curve_at: NotRequired[list[int]]  # prediction times whose whole curve is in `full`
     full: NotRequired[dict[str, list[list[float]]]]
-    moves: NotRequired[list[Move]]
-    band: NotRequired[dict[str, Band]]  # of an ensemble
+    moves: NotRequired[list[dict[str, Any]]]  # `day`, `before`, `after`, `parts` that add up to it
+    band: NotRequired[dict[str, dict[str, list[float]]]]  # of an ensemble
 
 
 class Oracle(TypedDict):
@@ -295,6 +205,69 @@ class Oracle(TypedDict):
     nll_z: NotRequired[float]
     foresight_z: NotRequired[float]
     prediction_times: NotRequired[int]
+
+
+# ---- parts that some evaluations have ----
+
+
+class ExternalPart(TypedDict, Generic[N]):
+    """What an external validation says of its people."""
+
+    data: str
+    subjects: N
+    unknown_token_rate: float | None
+    training_unknown_token_rate: float | None
+    new_codes: list[dict[str, Any]]  # `code`, and how many `subjects` have it
+    unmatched: list[str]
+    drift: dict[str, Any]
+    seen_in_training: N | None
+    people: str  # a digest
+
+
+Calibrations = dict[str, dict[str, list[float | None]]]  # cause → metric → by each horizon
+
+
+class RecalibrationPart(TypedDict):
+    """Calibration at one landmark, as trained and recalibrated."""
+
+    fitted_on: str
+    landmark_days: float | None
+    horizons_days: list[float]
+    before: Calibrations
+    after: Calibrations
+    fitted: dict[str, dict[str, Any]]  # cause → `intercept`, `slope`, `events`
+
+
+class RepeatedRow(TypedDict, Generic[N]):
+    """A metric over random splits; in `differences` ours less that of the model."""
+
+    model: str
+    landmark_days: float | None
+    cause: str
+    horizon_days: float | None
+    metric: str
+    events: N | None
+    subjects: N | None
+    mean: float | None
+    median: float | None
+    low: float | None
+    high: float | None
+    values: list[float | None]
+    reason: str | None
+    hidden: NotRequired[bool]
+    wins: NotRequired[int]  # splits in which ours is better
+    of: NotRequired[int]
+
+
+class RepeatedSplits(TypedDict, Generic[N]):
+    """Means over random splits."""
+
+    splits: int
+    seeds: list[int]
+    train_subjects: NotRequired[list[int]]  # of an exact result
+    held_out_subjects: NotRequired[list[int]]
+    rows: list[RepeatedRow[N]]
+    differences: list[RepeatedRow[N]]
 
 
 # ---- the audit for leaks ----
@@ -381,7 +354,7 @@ class Result(Frame[N], Generic[N]):
     table1: Table1 | None
     models: list[str]  # ours, the baselines with the strongest first, others, the truth
     strongest: str | None
-    baselines: list[Baseline]
+    baselines: list[dict[str, Any]]  # `model`, `tuning_nll`
     metrics: list[MetricRow[N]]
     differences: list[MetricRow[N]]
     at_risk: list[AtRisk[N]]
@@ -392,11 +365,11 @@ class Result(Frame[N], Generic[N]):
     decision: list[DecisionRow[N]]
     incidence: list[IncidenceRow[N]]
     trajectories: list[Trajectory]
-    codes: CodeEffects | None
+    codes: dict[str, Any] | None  # mean effects of codes; without any, `reason` says why
     checks: Checks
     tripod: dict[str, str]
     oracle: Oracle | None
-    blend: BlendParts | None
+    blend: dict[str, Any] | None  # which models share the answer, and how
     warnings: list[str]
     made_of: str | None  # a digest
 

@@ -11,7 +11,6 @@ from typing import Any, TypeVar, cast
 from ehrsequencing.core.disclosure import (
     SMALLEST_COUNT,
     TOO_FEW,
-    coarse_people,
     enough_people,
     nearest,
     rounded,
@@ -19,8 +18,9 @@ from ehrsequencing.core.disclosure import (
     shareable_rate,
 )
 from ehrsequencing.core.files import Shareable
-from ehrsequencing.core.record_types import TrainingPeople
-from ehrsequencing.core.result_types import (
+from ehrsequencing.records.account import TrainingPeople
+from ehrsequencing.records.people import coarse_people
+from ehrsequencing.results.result_types import (
     CHECKS,
     COUNTS,
     RATES,

@@ -1,0 +1,103 @@
+"""A run and other people in Python: `drift`, how they differ from the training people, and `update` for them."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ehrsequencing.api.data import data_config, meds_folder, task_of
+from ehrsequencing.api.progress import bar, stages
+from ehrsequencing.config import DataConfig, DriftConfig
+from ehrsequencing.prediction.drift import Drift, compare_data
+from ehrsequencing.prediction.run import Run, opened
+
+if TYPE_CHECKING:
+    from ehrsequencing.api.run import TrainedRun
+
+
+def drift(
+    run: str | os.PathLike[str] | Run,
+    data: Any,
+    *,
+    limits: DriftConfig | None = None,
+    facts: Mapping[str, Any] | DataConfig | None = None,
+    progress: bool = True,
+) -> Drift:
+    """Compare new people with the people that a run was trained on: codes, units, numbers, visits, ages.
+
+    Args:
+        run: A run, or its folder.
+        data: A folder of MEDS data, or a frame of MEDS rows.
+        limits: Beyond which a difference is an alarm.
+        facts: What the data's own files do not tell, as in `{"extracted": "2026-03-01"}`.
+        progress: Whether to show a bar.
+
+    Returns:
+        `verdict` is one line, `is_alarm` says whether something lies beyond its limit, and `differences` has everything
+        that was compared, the largest first; `to_frame()` makes a frame of it.
+
+    Raises:
+        EhrseqError: Run or data cannot be used.
+
+    Example:
+        >>> import ehrsequencing as eh
+        >>> found = eh.drift("runs/hf", "meds/", progress=False)
+        >>> found.is_alarm, found.verdict
+        (False, 'No alarm: these people are like the training people.')
+    """
+    known = opened(run)
+    with meds_folder(data) as folder, bar("reading the records", show=progress) as tick:
+        return compare_data(known, folder, data_config(facts), limits, tick)
+
+
+def update(
+    run: str | os.PathLike[str] | Run,
+    data: Any,
+    *,
+    out: str | os.PathLike[str],
+    task: Any = None,
+    overwrite: bool = False,
+    progress: bool = True,
+) -> "TrainedRun":
+    """Update a run for the people of another hospital: nothing, the level, or level and slope.
+
+    A closed test chooses for each cause (`predictors/update.py`), at the landmarks. The level needs 10 people with the
+    event, the slope 50; estimates are shrunk. The weights of a network and of a blend stay.
+
+    Args:
+        run: The run, a shared copy of one, or its folder.
+        data: A folder of MEDS data of the other hospital, or a frame of MEDS rows.
+        out: Folder of the new run.
+        task: The same question by the codes of the other hospital; default: the run's task.
+        overwrite: Whether an earlier run there that nobody has changed is replaced.
+        progress: Whether to show the stages.
+
+    Returns:
+        The new run. `manifest["update"]` has what was chosen and why, and numbers before and after: on a third of the
+        people that the update had not seen, or cross-fitted below 300 people. What is written is fitted on all.
+
+    Raises:
+        EhrseqError: Fewer than 10 people have the event of interest, or run, task or data cannot be used.
+
+    Example:
+        >>> import ehrsequencing as eh
+        >>> here = eh.update("runs/hf", "meds/", out="runs/here", progress=False)
+        >>> here.manifest["update"]["hf"]["method"] in ("none", "level", "level and slope")
+        True
+    """
+    from ehrsequencing.api.run import TrainedRun  # these load torch, which drift does not need
+    from ehrsequencing.evaluation.local_update import update as update_run
+
+    folder = run.folder if isinstance(run, Run) else run
+    where = str(data) if isinstance(data, str | os.PathLike) else "data"
+    with meds_folder(data) as source, stages("updating", show=progress) as stage:
+        update_run(
+            Run(Path(folder)),
+            source,
+            Path(out),
+            where=where,
+            task=None if task is None else task_of(task),
+            overwrite=overwrite,
+            progress=stage,
+        )
+    return TrainedRun(Path(out))
