@@ -35,6 +35,7 @@ from ehrsequencing.evaluation.curves import (
 from ehrsequencing.evaluation.estimates import (
     before_and_after,
     difference_rows,
+    hazards_rows,
     metric_rows,
     nll_row,
     over_time_rows,
@@ -46,6 +47,7 @@ from ehrsequencing.evaluation.oracle import TrueHazards, oracle_table, oracle_wa
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.rivals import (
     Evaluated,
+    declared,
     fit_rivals,
     likelihood_of_parts,
     likelihoods,
@@ -56,6 +58,7 @@ from ehrsequencing.evaluation.subgroups import groups_of_rows, subgroup_rows
 from ehrsequencing.metrics.hazards import expected_events
 from ehrsequencing.prediction.run import RECALIBRATION, Run, add_to_run, opened, require_room
 from ehrsequencing.predictors.fit import Fitted
+from ehrsequencing.predictors.from_file import FromFile
 from ehrsequencing.predictors.predictor import Predictor, risks_and_likelihoods
 from ehrsequencing.predictors.recalibration import Recalibration
 from ehrsequencing.records.prepared import Prepared
@@ -184,7 +187,12 @@ class Evaluation:
                 self._weights.at(place, at),
                 self._weights.potential[at],
                 self._expected(risks, rows) if days is self.horizons else {},
+                self._have_hazards(*self.predictors),
             )
+
+    def _have_hazards(self, *names: str) -> bool:
+        """Whether all of some models have hazards, and not risks alone, as a file has."""
+        return not any(isinstance(self.predictors.get(name), FromFile) for name in names)
 
     def _expected(self, risks: Mapping[str, Floats], rows: Ints | slice) -> dict[str, Floats]:
         """Model → (r, causes, horizons), events that it expects of each row while it is under observation."""
@@ -199,6 +207,7 @@ class Evaluation:
                 start_days=start,
             )
             for name, risk in risks.items()
+            if self._have_hazards(name)
         }
 
     @cached_property
@@ -208,10 +217,13 @@ class Evaluation:
 
     @cached_property
     def _weights(self) -> follow_up.Weights:
-        train = None
-        if self.train_censoring and self.prepared is not None:
-            train = self.prepared.records(self.task.name, "train")
-        return follow_up.Weights(self.population, self.task, train=train)
+        if not self.train_censoring or self.prepared is None:
+            return follow_up.Weights(self.population, self.task, train=None)
+        train, cut_us = (
+            self.prepared.records(self.task.name, "train"),
+            self.prepared.cut_us("train"),
+        )
+        return follow_up.Weights(self.population, self.task, train=train, train_cut_us=cut_us)
 
     # ---- from the rows to the numbers ------------------------------------------------------------------------------
 
@@ -244,6 +256,7 @@ class Evaluation:
         ):
             estimates = scope_estimates(comparison, causes, progress=progress)
             metrics += metric_rows(comparison, estimates)
+            metrics += hazards_rows(comparison, causes)
             if self.source.is_curve:
                 metrics += over_time_rows(on_grid, causes, self.horizons, fine=fine)
             differences += difference_rows(comparison, estimates, ours=self.ours, rivals=rivals)
@@ -291,6 +304,8 @@ class Evaluation:
             "decision": decision,
             "main": {"landmark_days": main[0], "horizon_days": main[1]},
             "models": list(risks),
+            "declared": declared(self.task, main, strongest[1:]),
+            "estimators": {"oe": "hazards" if self._have_hazards(*risks) else "risks"},
             "strongest": strongest[1] if len(strongest) > 1 else None,
             "baselines": [
                 {"model": one.model.name, "tuning_nll": results.number(one.tuning_nll)}

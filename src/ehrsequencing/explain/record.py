@@ -23,10 +23,8 @@ from ehrsequencing.prediction.predict import (
     Moment,
     NewRecords,
     RiskPredictor,
-    horizons_of,
-    start_days_of,
 )
-from ehrsequencing.prediction.run import Run
+from ehrsequencing.prediction.run import Run, horizons_of, start_days_of
 from ehrsequencing.predictors.network import visit_hazards
 from ehrsequencing.predictors.predictor import Predictor
 from ehrsequencing.records.cohort import CohortRows

@@ -50,8 +50,7 @@ MUCH_UNKNOWN = 0.5  # share of rows with a code that the run does not know
 MOST_NAMED = 5  # codes in one sentence
 MOST_SHOWN = 8  # differences that are printed
 NO_REFERENCE = (
-    "new people were compared by units and by common codes only, since {} of the run {}: copy the whole run again, or"
-    " train again"
+    "only units and common codes were compared, since {} of the run {}: copy the run again"
 )
 # kinds of differences, in the order in which they are said: those of a broken feed, and of another mix of patients
 BROKEN = {
@@ -90,8 +89,7 @@ class Difference:
     Attributes:
         kind: A key of `BROKEN` or `MIX`.
         name: The code, or what was measured.
-        size: How far apart, from 0 to 1: a difference of shares (of a hidden one: at most), or the distance between
-            two distributions.
+        size: How far apart, from 0 to 1: a difference of shares (at most), or the distance between two distributions.
         training: Of the training people: a share, or a median of `people`; None where it is not known.
         here: Of the new people; None where it would be of fewer than 11 people.
         is_alarm: Whether it lies beyond its limit and beyond chance.
@@ -239,8 +237,9 @@ def compare(
     parents: Mapping[str, list[str]],
     limits: DriftConfig,
     risks: dict[str, Sampled] | None = None,
+    reference: TrainingPeople | None = None,
 ) -> Drift:
-    """Compare new people with a run's training people.
+    """Compare new people with a run's training people, or with others.
 
     Args:
         people: The new ones, counted by the run's vocabulary.
@@ -249,8 +248,9 @@ def compare(
         parents: Parents of its codes.
         limits: Beyond which a difference is an alarm.
         risks: What is predicted → the risks, as another measure.
+        reference: What the others were like; default: the training people.
     """
-    reference, count = run.training_people, shareable_count(people.total)
+    reference, count = reference or run.training_people, shareable_count(people.total)
     notes = [] if reference else [NO_REFERENCE.format(PEOPLE, run.why_no_people)]
     if nearest(people.total) < FEWEST_PEOPLE:
         return Drift(count, None, None, notes)
@@ -273,7 +273,10 @@ def compare(
     ]
     if reference and not is_cut:
         found += _rows_a_visit(people, reference, limits)
-    found += [*_numbers(people, limits), *_codes(people, run, parents, limits, is_cut=is_cut)]
+    found += [
+        *_numbers(people, limits),
+        *_codes(people, run, reference, parents, limits, is_cut=is_cut),
+    ]
     unknown = Share.of(people.unknown_share, people.total)
     size, is_alarm = unknown.most_from(0.0), unknown.low > MUCH_UNKNOWN
     found.append(Difference("unknown", "unknown codes", size, None, unknown.shown, is_alarm))
@@ -348,13 +351,14 @@ def _chance(share: float, n: float, trained: float) -> float:
 def _codes(
     people: People,
     run: Run,
+    reference: TrainingPeople | None,
     parents: Mapping[str, list[str]],
     limits: DriftConfig,
     *,
     is_cut: bool,
 ) -> Iterator[Difference]:
     """Codes that people have more or less often, codes and numbers that are gone, and codes that are new."""
-    n, reference, known = nearest(people.total), run.training_people, run.vocabulary
+    n, known = nearest(people.total), run.vocabulary
     trained = reference["people"] if reference else np.inf
     shares = {c: (share, 0.0) for c, share in zip(known.codes, known.share, strict=False)}
     if reference:
@@ -363,7 +367,8 @@ def _codes(
     # people asked about may not have had an outcome yet
     outcomes = CohortBuilder(run.task, parents=parents).cause_codes
     shares = {c: share for c, share in shares.items() if not any(one(c) for one in outcomes)}
-    new = {c: m for c, m in people.unknown(known, people.excluded).items() if m >= SMALLEST_COUNT}
+    unknown = people.unknown(known, people.excluded).items()
+    new = {c: m for c, m in unknown if m >= SMALLEST_COUNT and c not in shares}
     units = _units(people, new, parents)
     kinds = {
         code_type(code) for code, m in people.subjects.items() if m and not people.excluded(code)

@@ -14,11 +14,9 @@ from ehrsequencing.prediction.predict import (
     Moment,
     NewRecords,
     answers_of,
-    horizons_of,
-    start_days_of,
 )
 from ehrsequencing.prediction.prediction_file import prediction_file, refuse_early
-from ehrsequencing.prediction.run import Run
+from ehrsequencing.prediction.run import Run, horizons_of, start_days_of
 from ehrsequencing.predictors.network import outcome_risks
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.outcomes import already_had

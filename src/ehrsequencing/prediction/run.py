@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from ehrsequencing.config import StudyConfig, TaskConfig, load_study
+from ehrsequencing.config import StudyConfig, TaskConfig, format_days, load_study
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.core.errors import EhrseqError
@@ -287,6 +287,45 @@ def opened(run: Run | str | os.PathLike[str]) -> Run:
             fix="give a run, or the folder of one",
         )
     return run if isinstance(run, Run) else Run(os.fspath(run))
+
+
+def start_days_of(run: Run) -> float:
+    """Risks are given no event for so long after the prediction time; the `visit` head has no days."""
+    return 0.0 if run.is_visit_head else run.task.blanking
+
+
+def horizons_of(run: Run, horizons_days: Sequence[float] | None) -> tuple[float | None, ...]:
+    """The horizons to predict for, one of None for the `visit` head.
+
+    Raises:
+        EhrseqError: A horizon that the run cannot predict for.
+    """
+    where = "--horizons" if horizons_days else f"the horizons of task {run.task.name}"
+    if run.is_visit_head:
+        if horizons_days is not None:
+            fix = "leave it out: the risk is that before the next visit"
+            raise EhrseqError("the visit head has no horizons in days", where=where, fix=fix)
+        return (None,)
+    horizons, start, end = (
+        tuple(horizons_days or run.task.horizons),
+        run.task.blanking,
+        run.predictor.edges_days[-1],
+    )
+    if min(horizons) <= 0:
+        raise EhrseqError("horizons must be positive", where=where, fix="write them as 90d,2y")
+    if min(horizons) <= start:
+        what = f"a horizon lies within the task's blanking of {format_days(start)}"
+        raise EhrseqError(
+            what, where=where, fix="name later ones: risks are those after the blanking"
+        )
+    if max(horizons) > end:
+        what = (
+            f"a horizon lies beyond {format_days(end)}, the last that the model has learned about"
+        )
+        raise EhrseqError(
+            what, where=where, fix="name earlier ones, or train with that horizon in the task"
+        )
+    return horizons
 
 
 def is_as_written(folder: Path, name: str) -> bool:

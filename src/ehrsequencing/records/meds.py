@@ -26,20 +26,19 @@ from ehrsequencing.core.outputs import (
     read_sealed,
     require_unchanged,
 )
+from ehrsequencing.records.codes import CodeMatcher
+from ehrsequencing.records.deaths import keep_lifetimes, settle_deaths
 from ehrsequencing.records.events import (
     BIRTH,
     DAY_US,
     DEATH,
+    ENDS,
     MAX_US,
-    NEVER,
     SECOND_US,
     STATIC,
     Events,
-    first_time,
-    last_time,
     opens_run,
     parse_date_us,
-    within_life,
 )
 from ehrsequencing.records.parquet_rows import are_named, check_schemas, read_events
 
@@ -65,6 +64,9 @@ FIXES = {
     "after_death": "rows after death were dropped",
     "bad_value": "values that are NaN, infinite or beyond 1e37 were dropped, their codes kept",
     "static_value": "numbers of rows without a time were ignored, their codes kept",
+    "undated_death": "people are known to be dead without a date: they are never alive after their last sign of life",
+    "filled_death": "deaths on 1 January, 31 December or a 15th went at the last sign of life of that year or month",
+    "doubtful_death": "deaths were dropped: their people were seen on two days or more, over 60 days later",
     "static_only": "subjects without any timed row were dropped",
     "absent_split": "splits of subjects without data were ignored",
     "old_age": "ages over 120 years were taken as unknown",
@@ -170,12 +172,6 @@ class LateRows:
         return f"{what}, after {self.gap_days:,} days without any row"
 
 
-def last_row_us(events: Events, late: LateRows | None) -> int:
-    """The last time of a shard's rows, late ones apart; `STATIC` without any."""
-    until_us = NEVER if late is None else late.until_us
-    return int(events.time_us[events.time_us <= until_us].max(initial=STATIC))
-
-
 class MedsReader:
     """The shards of one data set, checked and fixed one by one.
 
@@ -201,6 +197,8 @@ class MedsReader:
         check_schemas(self.shards, self.dialect)
         self.fixes = Counter[str]()
         self.late: LateRows | None = None
+        # codes that end a follow-up: after a death they stand at it
+        self.ends = CodeMatcher(ENDS)
         # all of that day
         day_us = None if settings.extracted is None else parse_date_us(settings.extracted)
         self.declared_us = None if day_us is None else day_us + DAY_US - 1
@@ -231,6 +229,7 @@ class MedsReader:
             dialect=self.dialect,
             declared_us=self.declared_us,
             until_us=None if self.late is None else self.late.until_us,
+            ends=self.ends,
         )
 
 
@@ -251,6 +250,12 @@ def read_card(data: Path) -> dict[str, Any]:
     path = data / "metadata" / "dataset.json"
     card = read_json(path) if path.is_file() else None
     return card if isinstance(card, dict) else {}
+
+
+def data_name(data: Path) -> str:
+    """What the data set calls itself, else its folder's name."""
+    name = read_card(data).get("dataset_name")
+    return name if isinstance(name, str) and name else data.name
 
 
 def simulation_faults(data: Path, *, parts: Sequence[str] = ("data/", "truth")) -> list[str] | None:
@@ -302,6 +307,7 @@ def fix(
     dialect: DialectConfig,
     declared_us: int | None,
     until_us: int | None = None,
+    ends: CodeMatcher | None = None,
 ) -> Events:
     """Fix the events of one shard.
 
@@ -312,6 +318,7 @@ def fix(
         dialect: Other names of birth and death.
         declared_us: Rows after this moment are refused; None where the date of extraction is unknown.
         until_us: Rows after this moment are dropped; None where the data has no late rows.
+        ends: Codes that end a follow-up.
 
     Returns:
         Events sorted by subject and time.
@@ -334,8 +341,8 @@ def fix(
     if until_us is not None:
         events = _drop_late(events, until_us, fixes)
     events = _sort(events, fixes)
-    events = _drop_duplicates(events, fixes)
-    return _keep_lifetimes(events, path, fixes)
+    events = settle_deaths(_drop_duplicates(events, fixes), fixes)
+    return keep_lifetimes(events, path, fixes, ends or CodeMatcher(ENDS))
 
 
 def _rename(
@@ -373,19 +380,17 @@ def _drop_bad_years(events: Events, fixes: Counter[str]) -> Events:
 
 
 def _drop_late(events: Events, until_us: int, fixes: Counter[str]) -> Events:
-    """Drop rows after the data's end, but not those of who dies then; others who have any were followed until then.
+    """Drop rows after the data's end, deaths as well: who has any was followed until then, dead or living.
 
     A death that is an open end is dropped, and tells nothing.
     """
-    late, is_death = events.time_us > until_us, events.is_code(DEATH)
+    late = events.time_us > until_us
     if not late.any():
         return events
-    is_open = is_death & (events.time_us > until_us + OPEN_GAP_DAYS * DAY_US)
+    is_open = events.is_code(DEATH) & (events.time_us > until_us + OPEN_GAP_DAYS * DAY_US)
     is_open &= events.time_us >= OPEN_DAY * DAY_US
-    dies = np.isin(events.subject_id, events.subject_id[late & is_death & ~is_open])
-    late &= is_open | ~dies
     fixes["after_end"] += int(late.sum())
-    followed = late & ~is_death & ~events.is_code(BIRTH)
+    followed = late & ~is_open & ~events.is_code(BIRTH)
     return replace(events.take(~late), beyond=np.unique(events.subject_id[followed]))
 
 
@@ -419,41 +424,3 @@ def _drop_duplicates(events: Events, fixes: Counter[str]) -> Events:
     keep[rows[order[1:][same]]] = False
     fixes["duplicates"] += int(same.sum())
     return events.take(keep)
-
-
-def _keep_lifetimes(events: Events, path: Path, fixes: Counter[str]) -> Events:
-    """Refuse two births; drop impossible births and deaths, rows outside of a life, and who has only static rows."""
-    time_us, (subjects, row) = events.time_us, events.subjects
-    n = len(subjects)
-    timed, is_birth, is_death = time_us != STATIC, events.is_code(BIRTH), events.is_code(DEATH)
-    birth_us = first_time(events, is_birth, row, n)
-    if np.any(is_birth & timed & (time_us != birth_us[row])):
-        raise EhrseqError(
-            "a subject has two births",
-            where=str(path),
-            fix=f"keep one {BIRTH} per subject; dialect.birth lists the other names that count as births",
-        )
-    # looked at first, since a wrong birth or death would drop everything else
-    other_us = last_time(events, ~is_birth, row, n)
-    late_birth = is_birth & ((other_us != STATIC) & (birth_us > other_us))[row]
-    early_death = is_death & timed & (other_us >= birth_us)[row] & (time_us < birth_us[row])
-    is_sound = ~late_birth & ~early_death
-    birth_us = first_time(events, is_birth & is_sound, row, n)[row]
-    death_us = first_time(events, is_death & is_sound, row, n)[row]
-    # a date is at the start or, after an import, at the last second of its day
-    dated = timed & np.isin(time_us % DAY_US, (0, DAY_US - SECOND_US))
-    inside_us = within_life(time_us, dated, birth_us, death_us)
-    fixes["life_day"] += int((inside_us != time_us).sum())
-    time_us, events = inside_us, replace(events, time_us=inside_us)
-    before = is_sound & timed & (time_us < birth_us)
-    after = is_sound & timed & (death_us != STATIC) & (time_us > death_us)
-    is_sound &= ~before & ~after
-    static_only = is_sound & ~(np.bincount(row[is_sound & timed], minlength=n) > 0)[row]
-    fixes["late_birth"] += int(late_birth.sum())
-    fixes["early_death"] += int(early_death.sum())
-    fixes["before_birth"] += int(before.sum())
-    fixes["after_death"] += int(after.sum())
-    fixes["static_value"] += int((~timed & ~np.isnan(events.value)).sum())
-    fixes["static_only"] += len(np.unique(row[static_only]))
-    is_sound &= ~static_only
-    return events if is_sound.all() else events.take(is_sound)

@@ -18,7 +18,6 @@ from ehrsequencing.reporting.wording import (
     number,
     percent,
     size,
-    verdict,
     with_interval,
 )
 from ehrsequencing.results.result_types import RepeatedRow, Shared, SubgroupRow, place_of
@@ -167,8 +166,6 @@ def repeated(m: Shared) -> list[dict[str, object]]:
     for row in rows:
         gap = gaps.get((place_of(row), row["model"], row["metric"]))
         cells = [row["model"], METRICS[row["metric"]].name, _mean(row), _mean(gap, "+")]
-        if gap is not None and gap["mean"] is not None and METRICS[row["metric"]].better:
-            cells[3] += f", ours: {verdict(gap, row['metric'])}"
         blocks.setdefault(place_of(row), []).append(tuple(cells))
     main = m["main"]["landmark_days"], m["causes"][0], m["main"]["horizon_days"]
     captioned = list[dict[str, object]]()

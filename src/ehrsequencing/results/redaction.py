@@ -55,6 +55,8 @@ _FACTS = (
     "landmarks_days",
     "main",
     "table1",
+    "declared",
+    "estimators",
     "strongest",
     "config",
     "warnings",
@@ -128,7 +130,7 @@ def redact(result: Exact | Shared, *, decimals: bool = True) -> Shareable[Shared
     }
     trained = {name: whole[name] for name in ("history", "baselines", "blend", "codes")}
     shown |= _changed(trained, partial(_learned, events=exact["events"]))
-    facts = {name: _changed(whole[name], _file_names) for name in _FACTS}
+    facts = {name: _changed(whole[name], _file_names) for name in _FACTS if name in whole}
     return Shareable({"individual": INDIVIDUAL, **facts, **(rounded(shown) if decimals else shown)})
 
 

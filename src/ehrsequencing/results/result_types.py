@@ -22,6 +22,13 @@ class Place(Horizon):
     cause: str
 
 
+class Declared(Place):
+    """The comparison that the task declared: it alone gets a verdict."""
+
+    rival: str
+    metric: str
+
+
 class Interval(TypedDict):
     """A number with its 95 % interval; None: undefined, or of too few people."""
 
@@ -353,6 +360,10 @@ class Result(Frame[N], Generic[N]):
     main: Horizon  # of every headline
     table1: Table1 | None
     models: list[str]  # ours, the baselines with the strongest first, others, the truth
+    declared: NotRequired[Declared | None]  # since 3.0; None: the task names no horizon
+    estimators: NotRequired[
+        dict[str, Any]
+    ]  # since 3.0; `oe`: by `hazards`, or by `risks` where a model has no hazards
     strongest: str | None
     baselines: list[dict[str, Any]]  # `model`, `tuning_nll`
     metrics: list[MetricRow[N]]

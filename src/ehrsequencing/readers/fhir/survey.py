@@ -5,7 +5,7 @@ Condition may be linked to its encounter from the encounter only, and a patient'
 """
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
@@ -27,6 +27,15 @@ from ehrsequencing.readers.fhir.elements import (
     text,
     texts,
     walk,
+)
+from ehrsequencing.readers.fhir.identity import (
+    Bill,
+    Record,
+    bill_of,
+    join_records,
+    linked_records,
+    record_of,
+    replaced_bills,
 )
 from ehrsequencing.readers.fhir.known import Known
 from ehrsequencing.readers.fhir.mapping import (
@@ -94,19 +103,23 @@ class Survey:
     several: bool
     lost: NDArray[np.int8]
     known: Known
-    newer_parts: (
-        int  # copies with a part of the elements only that are newer than the whole resource
-    )
+    # copies with a part of the elements only that are newer than the whole resource
+    newer_parts: int
+    counts: dict[str, int]  # how often some rules of the report hold
 
 
 def survey(
-    files: Iterable[tuple[str, Iterable[Entry]]], *, known: Literal["latest", "earliest"] = "latest"
+    files: Iterable[tuple[str, Iterable[Entry]]],
+    *,
+    known: Literal["latest", "earliest"] = "latest",
+    confirmed: bool = False,
 ) -> Survey:
     """Look at all entries of a source, in its order.
 
     Args:
         files: What to call each file in an error, and its entries.
         known: As `import.known`.
+        confirmed: Whether diagnoses that are not confirmed count as the others.
 
     Raises:
         EhrseqError: Two people have the same id, and nothing names their servers; or references name two servers of an
@@ -117,27 +130,40 @@ def survey(
     seen = array("q")
     # order, table, name and value of `_links`, with the server and the place of who says so
     links: list[tuple[int, str, str, Any, str, int]] = []
+    # records of patients, pairs of linked ones, and bills, each with the server and the place of who says so
+    records = list[tuple[str, Record, str, int]]()
+    pairs = list[tuple[str, str, str, str, int]]()
+    bills = list[tuple[str, Bill, str, int]]()
     people = dict[str, tuple[str | None, str | None, str, str]]()  # birth, sex, server and file
     conflicts = list[
         tuple[str, str, str, str]
     ]()  # servers and files of an id with two births and sexes
-    named = dict[str, str]()  # id of a patient → the server that whole URLs of references name
-    at_two = list[tuple[str, str, str]]()  # two servers of one id, and the file of the second
+    referred_at = _Servers()
     place = -1
     entries = ((where, entry) for where, inside in files for entry in inside)
     for place, (where, entry) in enumerate(entries):
         kind, own = kind_of(entry.resource), text(entry.resource, "id")
-        name, by_url = _patient_by_url(entry.resource)
-        if by_url and named.setdefault(name, by_url) != by_url:
-            at_two.append((named[name], by_url, where))
+        referred_at.add(entry.resource, where)
+        if kind == "Person" and entry.is_there:
+            pairs += [
+                (*pair, entry.server, place) for pair in linked_records(entry.resource, kind, "")
+            ]
         server = servers.setdefault(entry.server, len(servers))
         if kind in READ and own is not None:
             key = hash(f"{kind}/{own}")
             is_part = "SUBSETTED" in texts(entry.resource, "meta.tag.code")
             state = 2 - is_part if entry.is_there else 0
             seen.extend((key, server, *_version(entry), place, state))
+            if kind in ("Claim", "ExplanationOfBenefit") and entry.is_there:
+                bills.append((f"{kind}/{own}", bill_of(entry.resource), entry.server, place))
             if kind == "Patient" and entry.is_there:
-                birth, sex = (text(entry.resource, name) for name in ("birthDate", "gender"))
+                record = record_of(entry.resource)
+                birth, sex, _ = record
+                records.append((own, record, entry.server, place))
+                pairs += [
+                    (*pair, entry.server, place)
+                    for pair in linked_records(entry.resource, kind, own)
+                ]
                 other = people.setdefault(own, (birth, sex, entry.server, where))
                 if birth and other[0] not in (None, birth) and {sex, other[1]} == _SEXES:
                     conflicts.append((other[2], entry.server, other[3], where))
@@ -152,17 +178,11 @@ def survey(
                 where=" and ".join(dict.fromkeys((first, second))),
                 fix="import the files of each hospital by themselves, or make the ids differ",
             )
-    for first, second, where in at_two:
-        if not {first, second} <= servers.keys():  # the resources themselves do not name them
-            raise EhrseqError(
-                "references name one Patient id at two servers, and a line does not say its own server",
-                where=where,
-                fix="import the files of each server by themselves, from a folder each",
-            )
+    referred_at.refuse_two(servers)
     lost, newer_parts = _lost(np.frombuffer(seen, np.int64).reshape(-1, 6), place + 1, several)
     wholes = {value for _, table, _, value, *_ in links if table == "wholes"}
     links = [link for link in links if link[1] != "classes" or link[2] in wholes]
-    looked_up = Known(earliest=known == "earliest")
+    looked_up = Known(earliest=known == "earliest", confirmed=confirmed)
     for _, table, name, value, base, place in sorted(links, key=lambda link: link[0]):
         if several:
             kind, slash, own = name.rpartition("/")
@@ -170,17 +190,46 @@ def survey(
             value = qualified(base, value) if isinstance(value, str) else value
         if not lost[place]:  # of several stays the one that ends first
             getattr(looked_up, table).setdefault(name, value)
-    return Survey(several, lost, looked_up, newer_parts)
+    base_of = qualified if several else lambda base, name: name
+    known_records = {base_of(b, own): one for own, one, b, at in records if not lost[at]}
+    known_pairs = [
+        (base_of(b, one), base_of(b, other), type_)
+        for one, other, type_, b, at in pairs
+        if not lost[at]
+    ]
+    merged, superseded, counts = join_records(known_records, known_pairs)
+    looked_up.merged.update(merged)
+    looked_up.superseded.update(superseded)
+    named = {name: bill for name, bill, _, at in bills if not lost[at]}
+    looked_up.replaced.update(replaced_bills(named) if not several else ())
+    return Survey(several, lost, looked_up, newer_parts, counts)
 
 
-def _patient_by_url(resource: Any) -> tuple[str, str]:
-    """Id and server of the patient whom a resource refers to by a whole URL; both empty where it does not."""
-    for path in ("subject", "patient") if isinstance(resource, dict) else ():
-        reference = text(resource.get(path), "reference") or ""
-        target = referred(reference)
-        if target is not None and target[0] == "Patient":
-            return target[1], server_of(reference)
-    return "", ""
+class _Servers:
+    """The servers at which references by whole URLs name a patient's id."""
+
+    def __init__(self) -> None:
+        self._first = dict[str, str]()
+        self._two = list[tuple[str, str, str]]()  # servers of one id, and the file of the second
+
+    def add(self, resource: Any, where: str) -> None:
+        """Note the patient whom a resource refers to."""
+        for path in ("subject", "patient") if isinstance(resource, dict) else ():
+            reference = text(resource.get(path), "reference") or ""
+            kind, name = referred(reference) or (None, "")
+            server = server_of(reference) if kind == "Patient" else ""
+            if server and self._first.setdefault(name, server) != server:
+                self._two.append((self._first[name], server, where))
+
+    def refuse_two(self, known: Collection[str]) -> None:
+        """Refuse an id at two servers, unless resources name them both as their own."""
+        for first, second, where in self._two:
+            if not {first, second} <= set(known):
+                raise EhrseqError(
+                    "references name one Patient id at two servers, and a line does not say its own server",
+                    where=where,
+                    fix="import the files of each server by themselves, from a folder each",
+                )
 
 
 def _lost(seen: Ints, n: int, several: bool) -> tuple[NDArray[np.int8], int]:
@@ -251,10 +300,3 @@ def _links(resource: Resource, kind: str, own: str) -> Iterator[tuple[int, str, 
                 other, name = referred(reference) or ("", "")
                 if name:
                     yield end, "stays", f"{other or 'Condition'}/{name}", own
-    elif kind == "Patient":
-        for link in walk(resource, "link"):
-            person, type_ = referred_id(link, "other", "Patient"), text(link, "type")
-            if person is not None and type_ == "replaced-by":
-                yield 0, "merged", own, person
-            elif person is not None and type_ == "replaces":
-                yield 0, "merged", person, own
