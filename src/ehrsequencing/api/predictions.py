@@ -34,12 +34,10 @@ from ehrsequencing.prediction.predict import (
     Moment,
     NewRecords,
     RiskPredictor,
-    horizons_of,
-    start_days_of,
 )
 from ehrsequencing.prediction.predict_labels import predict_labels
 from ehrsequencing.prediction.prediction_file import columns_of_moment
-from ehrsequencing.prediction.run import Run
+from ehrsequencing.prediction.run import Run, horizons_of, start_days_of
 from ehrsequencing.predictors.network import states_of_rows
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.timelines import TaskRecords

@@ -110,6 +110,7 @@ PREDICTIONS = Kind(
     "predictions",
     (b'"subject_id","prediction_time","cause","horizon_days","risk","kind","index_time"',),
 )
+JOURNAL = Kind("journal", "a journal of predictions")
 LIST = Kind("list", "a summary of predictions", (b'"kind": "list"', b"<title>Predictions of "))
 EXPLORER = Kind("explorer", "an explorer", (b"ehrsequencing explorer</title>",))
 EXPLANATION = Kind(

@@ -223,8 +223,9 @@ def compare(
     parents: Mapping[str, list[str]],
     limits: DriftConfig,
     risks: dict[str, Sampled] | None = None,
+    reference: TrainingPeople | None = None,
 ) -> Drift:
-    """Compare new people with a run's training people.
+    """Compare new people with a run's training people, or with others.
 
     Args:
         people: The new ones, counted by the run's vocabulary.
@@ -233,8 +234,9 @@ def compare(
         parents: Parents of its codes.
         limits: Beyond which a difference is an alarm.
         risks: What is predicted → the risks, as another measure.
+        reference: What the others were like; default: the training people.
     """
-    reference, count = run.training_people, shareable_count(people.total)
+    reference, count = reference or run.training_people, shareable_count(people.total)
     notes = [] if reference else [NO_REFERENCE]
     if people.total < FEWEST_PEOPLE:
         return Drift(count, None, None, notes)
@@ -257,7 +259,10 @@ def compare(
     ]
     if reference and not is_cut:
         found += _rows_a_visit(people, reference, limits)
-    found += [*_numbers(people, limits), *_codes(people, run, parents, limits, is_cut=is_cut)]
+    found += [
+        *_numbers(people, limits),
+        *_codes(people, run, reference, parents, limits, is_cut=is_cut),
+    ]
     unknown = rounded(people.unknown_share / people.total)
     is_alarm = unknown > MUCH_UNKNOWN
     found.append(Difference("unknown", "unknown codes", unknown, None, unknown, is_alarm))
@@ -357,13 +362,14 @@ def _chance(share: float, n: float, trained: float) -> float:
 def _codes(
     people: People,
     run: Run,
+    reference: TrainingPeople | None,
     parents: Mapping[str, list[str]],
     limits: DriftConfig,
     *,
     is_cut: bool,
 ) -> Iterator[Difference]:
     """Codes that people have more or less often, codes and numbers that are gone, and codes that are new."""
-    n, reference, known = people.total, run.training_people, run.vocabulary
+    n, known = people.total, run.vocabulary
     trained = reference["people"] if reference else np.inf
     shares = {c: (share, 0.0) for c, share in zip(known.codes, known.share, strict=False)}
     if reference:
@@ -372,7 +378,8 @@ def _codes(
     # people asked about may not have had an outcome yet
     outcomes = CohortBuilder(run.task, parents=parents).cause_codes
     shares = {c: share for c, share in shares.items() if not any(one(c) for one in outcomes)}
-    new = {c: m for c, m in people.unknown(known, people.excluded).items() if m >= SMALLEST_COUNT}
+    unknown = people.unknown(known, people.excluded).items()
+    new = {c: m for c, m in unknown if m >= SMALLEST_COUNT and c not in shares}
     units = _units(people, new, parents)
     kinds = {
         code_type(code) for code, m in people.subjects.items() if m and not people.excluded(code)
@@ -441,7 +448,7 @@ def compare_data(
     progress: Progress | None = None,
 ) -> Drift:
     """Compare the people of MEDS data in one pass, without the model; `facts` is what its own files do not tell."""
-    reader, parents = MedsReader(data, facts, run.study.visits), read_parents(data)
+    reader, parents = MedsReader(data, facts, run.study), read_parents(data)
     excluded, tick = (
         CodeMatcher(run.manifest["excluded"], parents=parents),
         Steps(reader, 0, progress),

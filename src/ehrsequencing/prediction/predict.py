@@ -6,23 +6,23 @@ where the data ends, after which there is no answer.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
-from ehrsequencing.config import DataConfig, DriftConfig, format_days
+from ehrsequencing.config import DataConfig, DriftConfig
 from ehrsequencing.core.arrays import Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest
-from ehrsequencing.models.ensemble import member_band
 from ehrsequencing.prediction.drift import MUCH_UNKNOWN, Drift, Sampled, compare
+from ehrsequencing.prediction.journal import Journal
 from ehrsequencing.prediction.prediction_file import Risks, prediction_file, refuse_early
 from ehrsequencing.prediction.reference import check_reference
-from ehrsequencing.prediction.run import Run
-from ehrsequencing.predictors.network import visit_hazards
-from ehrsequencing.predictors.predictor import Predictor
+from ehrsequencing.prediction.run import Run, horizons_of, start_days_of
+from ehrsequencing.predictors.predictor import Predictor, member_band
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.cohort import Cohort, CohortBuilder, CohortRows
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
@@ -118,7 +118,7 @@ class NewRecords:
     late: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self.reader = MedsReader(self.data, self.facts, self.run.study.visits)
+        self.reader = MedsReader(self.data, self.facts, self.run.study)
         self.parents = read_parents(self.data)
         self.encoder = Encoder(self.run, self.parents)
         self.excluded, self.builder = self.encoder.excluded, self.encoder.builder
@@ -214,6 +214,7 @@ def predict(
     recalibrated: bool = False,
     force: bool = False,
     overwrite: bool = False,
+    journal: Journal | None = None,
     progress: Progress | None = None,
     say: Callable[[str], None] = lambda _: None,
     each: Callable[[Risks], None] = lambda _: None,
@@ -233,6 +234,7 @@ def predict(
         recalibrated: Whether to use what `ehrseq evaluate --recalibrate` fitted.
         force: Whether to answer even if hardly any code of the data is known to the run.
         overwrite: Whether predictions that are there are replaced.
+        journal: Where the predictions are kept too.
         progress: Called with (shards done, shards to do).
         say: Called with what a reader of the risks should know.
         each: Called with the risks of each shard.
@@ -247,21 +249,30 @@ def predict(
     moment = refuse_early(out, data, at, overwrite=overwrite)
     run = Run(run_folder)
     predictor = RiskPredictor(run, horizons_days, recalibrated=recalibrated)
+    predictor.keeps_hazards = journal is not None
     records = NewRecords(run, data, facts, progress, limits=limits or DriftConfig())
-    with prediction_file(
-        out,
-        causes=predictor.causes,
-        horizons_days=predictor.horizons_days,
-        start_days=predictor.start_days,
-        banded=predictor.of_run is not None and len(predictor.of_run.members) > 0,
-        made_by=records.made_by,
-        overwrite=overwrite,
-    ) as file:
+    with ExitStack() as stack:
+        file = stack.enter_context(
+            prediction_file(
+                out,
+                causes=predictor.causes,
+                horizons_days=predictor.horizons_days,
+                start_days=predictor.start_days,
+                banded=predictor.of_run is not None and len(predictor.of_run.members) > 0,
+                made_by=records.made_by,
+                overwrite=overwrite,
+            )
+        )
+        takers = [file.write, each]
+        if journal is not None:  # its file appears before the list
+            edges, end_us = run.predictor.edges_days, records.end_us
+            night = journal.writer(run, edges, end_us, recalibrated=recalibrated)
+            takers.append(stack.enter_context(night).add)
         count = 0
         for risks in predictor.answers(records, moment, force=force, say=say):
-            file.write(risks)
             count += len(risks)
-            each(risks)
+            for take in takers:
+                take(risks)
         before_end(records)
     return count
 
@@ -279,6 +290,7 @@ class RiskPredictor:
         causes: Names of the causes that it answers for.
         horizons_days: One None for the `visit` head.
         start_days: Risks are given no event for so long after the prediction time.
+        keeps_hazards: Whether answers hold the hazards too.
 
     Raises:
         EhrseqError: A horizon that the run cannot answer for, or nothing has been recalibrated.
@@ -294,11 +306,12 @@ class RiskPredictor:
             self.of_run = run.recalibrated if recalibrated else run.predictor
         self.causes = run.task.causes
         self.start_days = start_days_of(run)
+        self.keeps_hazards = False
 
     def risk(self, records: TaskRecords) -> Floats32:
         """(R, causes, horizons) of every row; NaN where the `visit` head has no answer."""
         if self.of_run is None:
-            return visit_hazards(self.run.model, records, code_types=self.run.code_types)
+            return self.run.visit_hazards(records)
         days = [day for day in self.horizons_days if day is not None]
         return self.of_run.risk(records, days, start_days=self.start_days).astype(np.float32)
 
@@ -315,7 +328,9 @@ class RiskPredictor:
         rows, kind = records.rows, (moment or Moment()).kind(records.rows)
         risk, of_members = self._with_members(records)
         chosen = np.flatnonzero(~np.isnan(risk[:, 0, 0]))
-        low = high = None
+        low = high = hazards = None
+        if self.keeps_hazards and self.of_run is not None:
+            hazards = self.of_run.all_hazards(records)[chosen].astype(np.float32)
         if len(of_members):
             low, high = (band[chosen] for band in member_band(of_members))
             # Hazards were averaged, not risks.
@@ -328,6 +343,7 @@ class RiskPredictor:
             high,
             kind=kind[chosen],
             index_us=rows.index_us[chosen],
+            hazards=hazards,
         )
 
     def answers(
@@ -379,45 +395,6 @@ def answers_of(
         raise no_prediction_times(records)
     for text in unanswered(records, answered=answered):
         say(text)
-
-
-def start_days_of(run: Run) -> float:
-    """Risks are given no event for so long after the prediction time; the `visit` head has no days."""
-    return 0.0 if run.is_visit_head else run.task.blanking
-
-
-def horizons_of(run: Run, horizons_days: Sequence[float] | None) -> tuple[float | None, ...]:
-    """The horizons to predict for, one of None for the `visit` head.
-
-    Raises:
-        EhrseqError: A horizon that the run cannot predict for.
-    """
-    where = "--horizons" if horizons_days else f"the horizons of task {run.task.name}"
-    if run.is_visit_head:
-        if horizons_days is not None:
-            fix = "leave it out: the risk is that before the next visit"
-            raise EhrseqError("the visit head has no horizons in days", where=where, fix=fix)
-        return (None,)
-    horizons, start, end = (
-        tuple(horizons_days or run.task.horizons),
-        run.task.blanking,
-        run.predictor.edges_days[-1],
-    )
-    if min(horizons) <= 0:
-        raise EhrseqError("horizons must be positive", where=where, fix="write them as 90d,2y")
-    if min(horizons) <= start:
-        what = f"a horizon lies within the task's blanking of {format_days(start)}"
-        raise EhrseqError(
-            what, where=where, fix="name later ones: risks are those after the blanking"
-        )
-    if max(horizons) > end:
-        what = (
-            f"a horizon lies beyond {format_days(end)}, the last that the model has learned about"
-        )
-        raise EhrseqError(
-            what, where=where, fix="name earlier ones, or train with that horizon in the task"
-        )
-    return horizons
 
 
 def no_prediction_times(records: NewRecords) -> EhrseqError:

@@ -14,12 +14,9 @@ from ehrsequencing.prediction.predict import (
     Moment,
     NewRecords,
     answers_of,
-    horizons_of,
-    start_days_of,
 )
 from ehrsequencing.prediction.prediction_file import prediction_file, refuse_early
-from ehrsequencing.prediction.run import Run
-from ehrsequencing.predictors.network import outcome_risks
+from ehrsequencing.prediction.run import Run, horizons_of, start_days_of
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.outcomes import already_had
 from ehrsequencing.records.survey import Progress
@@ -146,6 +143,8 @@ def _answers(
         "code_types": run.code_types,
         "start_days": start_days_of(run),
     }
+    from ehrsequencing.predictors.network import outcome_risks  # with torch
+
     for rows, risk in outcome_risks(run.model, records, **settings):  # type: ignore[arg-type]
         inside = np.flatnonzero(np.isin(had[:, 0], rows))
         order = np.argsort(rows)

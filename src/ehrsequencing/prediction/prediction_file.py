@@ -96,6 +96,7 @@ class Risks:
     high: Floats32 | None = None  # the upper end
     kind: Ints | None = None  # (n,) a place in `moment.KINDS`; None where it is not known
     index_us: Ints | None = None  # (n,)
+    hazards: Floats32 | None = None  # (n, causes, bins) per day; where they are journalled
 
     def __len__(self) -> int:
         return len(self.subject_id)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from ehrsequencing.config import StudyConfig, TaskConfig, load_study
+from ehrsequencing.config import StudyConfig, TaskConfig, format_days, load_study
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, locked, read_json, sha256
@@ -38,9 +38,11 @@ from ehrsequencing.results.manifest_types import RunManifest
 from ehrsequencing.results.result_types import SharedAudit
 
 if TYPE_CHECKING:  # what holds torch is imported with the model
+    from ehrsequencing.core.arrays import Floats32
     from ehrsequencing.models.base import SurvivalModel
     from ehrsequencing.predictors.blend import Blend
     from ehrsequencing.predictors.predictor import Predictor
+    from ehrsequencing.records.timelines import TaskRecords
 
 AUDIT = "audit.json"  # what `ehrseq audit` found
 METRICS = "metrics.json"  # what `ehrseq evaluate` found
@@ -168,10 +170,12 @@ class Run:
                 fix="train with model.head=horizon",
             )
         from ehrsequencing.predictors.blend import Blend
-        from ehrsequencing.predictors.network import network
 
-        has_network = self.study.training.network
-        alone = network(self.model, self.code_types) if has_network else None
+        alone: Predictor | None = None
+        if self.study.training.network:  # else torch is never loaded
+            from ehrsequencing.predictors.network import network
+
+            alone = network(self.model, self.code_types)
         if self.has_trees:
             alone = Blend.load(self.folder, self.vocabulary, alone)
         assert alone is not None
@@ -179,6 +183,12 @@ class Run:
             return alone
         fitted = read_json(self.folder / UPDATE)
         return alone.recalibrated(np.array(fitted["intercept"]), np.array(fitted["slope"]))
+
+    def visit_hazards(self, records: "TaskRecords") -> "Floats32":
+        """Hazard (R, 1, 1) before the next visit, of a run with the `visit` head."""
+        from ehrsequencing.predictors.network import visit_hazards
+
+        return visit_hazards(self.model, records, code_types=self.code_types)
 
     @property
     def blend(self) -> "Blend | None":
@@ -277,6 +287,45 @@ def opened(run: Run | str | os.PathLike[str]) -> Run:
             fix="give a run, or the folder of one",
         )
     return run if isinstance(run, Run) else Run(os.fspath(run))
+
+
+def start_days_of(run: Run) -> float:
+    """Risks are given no event for so long after the prediction time; the `visit` head has no days."""
+    return 0.0 if run.is_visit_head else run.task.blanking
+
+
+def horizons_of(run: Run, horizons_days: Sequence[float] | None) -> tuple[float | None, ...]:
+    """The horizons to predict for, one of None for the `visit` head.
+
+    Raises:
+        EhrseqError: A horizon that the run cannot predict for.
+    """
+    where = "--horizons" if horizons_days else f"the horizons of task {run.task.name}"
+    if run.is_visit_head:
+        if horizons_days is not None:
+            fix = "leave it out: the risk is that before the next visit"
+            raise EhrseqError("the visit head has no horizons in days", where=where, fix=fix)
+        return (None,)
+    horizons, start, end = (
+        tuple(horizons_days or run.task.horizons),
+        run.task.blanking,
+        run.predictor.edges_days[-1],
+    )
+    if min(horizons) <= 0:
+        raise EhrseqError("horizons must be positive", where=where, fix="write them as 90d,2y")
+    if min(horizons) <= start:
+        what = f"a horizon lies within the task's blanking of {format_days(start)}"
+        raise EhrseqError(
+            what, where=where, fix="name later ones: risks are those after the blanking"
+        )
+    if max(horizons) > end:
+        what = (
+            f"a horizon lies beyond {format_days(end)}, the last that the model has learned about"
+        )
+        raise EhrseqError(
+            what, where=where, fix="name earlier ones, or train with that horizon in the task"
+        )
+    return horizons
 
 
 def is_as_written(folder: Path, name: str) -> bool:

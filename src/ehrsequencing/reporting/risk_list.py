@@ -17,9 +17,9 @@ from ehrsequencing.core.version import __version__
 from ehrsequencing.explain import Question, subject_records
 from ehrsequencing.explain.tables import explain_subject
 from ehrsequencing.prediction.drift import Drift, Sampled
-from ehrsequencing.prediction.predict import NewRecords, horizons_of, predict
+from ehrsequencing.prediction.predict import NewRecords, predict
 from ehrsequencing.prediction.prediction_file import Risks
-from ehrsequencing.prediction.run import Run
+from ehrsequencing.prediction.run import Run, horizons_of
 from ehrsequencing.records.moment import KINDS, Moment
 from ehrsequencing.records.people import quantiles
 from ehrsequencing.records.scales import Sample

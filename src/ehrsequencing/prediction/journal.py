@@ -1,0 +1,270 @@
+"""The journal of a list: what was predicted each night, kept until the outcomes are known (docs/production.md).
+
+A folder with one Parquet file a night, which is added and never changed. A row is a prediction, journalled once:
+
+    person            HMAC-SHA256 of the subject's id with the owner's key, its first 24 digits
+    prediction_time   and index_time, as in the file of risks
+    known_time        the data's end on that night: from then on the prediction counts
+    hazard            (causes · bins) per day, of the grid in the file's metadata
+
+The key lies outside the folder, and only its owner may read it. Without it nobody is found again.
+"""
+
+import hashlib
+import hmac
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from ehrsequencing.core.arrays import Ints, hash_u64
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.files import (
+    atomic_path,
+    digest,
+    disk_errors,
+    locked,
+    write_bytes,
+)
+from ehrsequencing.core.outputs import JOURNAL, KIND_NOTE
+from ehrsequencing.prediction.prediction_file import Risks, with_notes
+from ehrsequencing.prediction.run import RECALIBRATION, Run
+
+ID_DIGITS = 24
+_PERSON = pa.binary(ID_DIGITS)
+_WAIT = 600.0  # seconds for another writer
+Persons = NDArray[np.bytes_]
+Hashes = NDArray[np.uint64]
+
+
+@dataclass(frozen=True)
+class Night:
+    """A file of the journal: when it was written, by which run, and the grid of its hazards."""
+
+    path: Path
+    known_us: int
+    version: str  # of the run and its recalibration
+    edges_days: tuple[float, ...]
+    rows: int
+
+
+@dataclass
+class Journal:
+    """A journal and its key.
+
+    Args:
+        folder: The journal; it need not be there yet.
+        key_file: Default: the folder's name with `.key`, beside it. It is made where there is no journal yet.
+
+    Raises:
+        EhrseqError: The key is lost, wrong or readable by others, or lies in the folder.
+    """
+
+    folder: Path
+    key_file: Path | None = None
+    nights: list[Night] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.key_file = self.key_file or self.folder.with_name(f"{self.folder.name}.key")
+        if Path(os.path.realpath(self.key_file)).is_relative_to(os.path.realpath(self.folder)):
+            raise EhrseqError(
+                "the key lies in the journal that it protects",
+                where=str(self.key_file),
+                fix="name a file outside it by --key",
+            )
+        paths = sorted(self.folder.glob("[0-9]*.parquet")) if self.folder.is_dir() else []
+        self.key = _read_key(self.key_file, is_new=not paths)
+        self.nights = sorted(
+            map(self._night, paths), key=lambda night: (night.known_us, night.path)
+        )
+
+    def _night(self, path: Path) -> Night:
+        """The metadata of a file, which must be of this key."""
+        try:
+            file = pq.ParquetFile(path)
+            notes = {k.decode(): v.decode() for k, v in (file.schema_arrow.metadata or {}).items()}
+            mark = notes.get("ehrsequencing.key", "")
+            known = notes.get(KIND_NOTE.decode()) == JOURNAL.name and mark
+            edges = tuple(map(float, filter(None, notes.get("ehrsequencing.edges", "").split(","))))
+            night_us = int(notes["ehrsequencing.known"]) if known else 0
+        except (OSError, pa.ArrowException, ValueError, KeyError) as error:
+            raise EhrseqError(
+                "is damaged", where=str(path), fix="restore it from a copy of the journal"
+            ) from error
+        if not known:
+            raise EhrseqError(
+                "is no night of a journal", where=str(path), fix="move it out of the folder"
+            )
+        if not hmac.compare_digest(mark, self._mark):
+            raise EhrseqError(
+                "is not the key of this journal",
+                where=str(self.key_file),
+                fix="name the key that it was begun with by --key; a lost key means a new journal",
+            )
+        return Night(
+            path, night_us, notes["ehrsequencing.version_of_run"], edges, file.metadata.num_rows
+        )
+
+    @property
+    def _mark(self) -> str:
+        return hmac.new(self.key, b"ehrsequencing journal", hashlib.sha256).hexdigest()[:32]
+
+    def persons(self, subject_id: Ints) -> Persons:
+        """(n,) what the journal calls each subject."""
+        ids, place = np.unique(subject_id, return_inverse=True)
+        called = [
+            hmac.new(self.key, str(one).encode(), hashlib.sha256).hexdigest()[:ID_DIGITS]
+            for one in ids.tolist()
+        ]
+        return np.array(called, dtype=f"S{ID_DIGITS}")[place]
+
+    def rows(self, version: str, persons: Persons) -> dict[str, Any]:
+        """The predictions of one version of a run for some persons, as arrays by column."""
+        wanted = pa.array(persons.tolist(), _PERSON)
+        parts = []
+        for night in self.nights:
+            if night.version == version:
+                table = pq.read_table(night.path)
+                parts.append(table.filter(pc.is_in(table["person"], value_set=wanted)))
+        table = pa.concat_tables(parts).combine_chunks()
+        hazard = table["hazard"].combine_chunks()
+        width = table.schema.field("hazard").type.list_size
+        out = {
+            name: table[name].cast(pa.int64()).to_numpy()
+            for name in ("prediction_time", "index_time", "known_time")
+        }
+        out["person"] = _persons(table)
+        out["hazard"] = hazard.flatten().to_numpy().reshape(-1, width).astype(np.float64)
+        return out
+
+    @contextmanager
+    def writer(
+        self, run: Run, edges_days: Sequence[float], end_us: int, *, recalibrated: bool
+    ) -> Iterator["NightWriter"]:
+        """Add a night. Its file appears when everything is written, and not at all after an error.
+
+        Raises:
+            EhrseqError: The data ends before the newest night, or another process writes for too long.
+        """
+        with locked(self.folder, wait_seconds=_WAIT):
+            self.__post_init__()  # another process may have added a night meanwhile
+            if self.nights and end_us < self.nights[-1].known_us:
+                raise EhrseqError(
+                    "these records end before the newest night of the journal",
+                    where=str(self.folder),
+                    fix="predict for newer records, or leave out --journal; "
+                    "dates that are shifted must be shifted alike every night",
+                )
+            version, width = (
+                version_of(run, recalibrated=recalibrated),
+                len(run.task.causes) * (len(edges_days) + 1),
+            )
+            notes = {
+                "key": self._mark,
+                "known": str(end_us),
+                "version_of_run": version,
+                "edges": ",".join(map(repr, map(float, edges_days))),
+            }
+            schema = with_notes(_schema(width), notes, kind=JOURNAL)
+            day = str(np.datetime64(end_us, "us").astype("datetime64[D]"))
+            path = self.folder / f"{day}-{secrets.token_hex(4)}.parquet"
+            with (
+                atomic_path(path, owner_only=True) as temporary,
+                pq.ParquetWriter(temporary, schema) as file,
+            ):
+                yield NightWriter(self, file, schema, end_us, self._known(version))
+
+    def _known(self, version: str) -> Hashes:
+        """(n,) sorted hashes of the predictions that this version has journalled: 8 bytes each."""
+        parts = [np.zeros(0, np.uint64)]
+        for night in self.nights:
+            if night.version == version:
+                table = pq.read_table(night.path, columns=["person", "prediction_time"])
+                called = _persons(table)
+                parts.append(_hashes(called, table["prediction_time"].cast(pa.int64()).to_numpy()))
+        return np.sort(np.concatenate(parts))
+
+
+@dataclass
+class NightWriter:
+    """Appends the predictions of a night that are not in the journal yet."""
+
+    journal: Journal
+    file: Any
+    schema: pa.Schema
+    end_us: int
+    known: Hashes
+
+    def add(self, risks: Risks) -> None:
+        """Append predictions, which hold hazards and the index of each."""
+        assert risks.hazards is not None
+        assert risks.index_us is not None
+        persons = self.journal.persons(risks.subject_id)
+        new = ~np.isin(_hashes(persons, risks.prediction_us), self.known)
+        hazard = risks.hazards[new].reshape(int(new.sum()), -1).astype(np.float32)
+        times = (
+            risks.prediction_us[new],
+            risks.index_us[new],
+            np.maximum(self.end_us, risks.prediction_us[new]),
+        )
+        columns = [
+            pa.array(persons[new].tolist(), _PERSON),
+            *(pa.array(one).cast(pa.timestamp("us")) for one in times),
+            pa.FixedSizeListArray.from_arrays(
+                pa.array(hazard.ravel()), self.schema.field(4).type.list_size
+            ),
+        ]
+        self.file.write_table(pa.Table.from_arrays(columns, schema=self.schema))
+
+
+def _schema(width: int) -> pa.Schema:
+    times = [(name, pa.timestamp("us")) for name in ("prediction_time", "index_time", "known_time")]
+    return pa.schema([("person", _PERSON), *times, ("hazard", pa.list_(pa.float32(), width))])
+
+
+def _persons(table: pa.Table) -> Persons:
+    return np.array(table["person"].to_pylist(), dtype=f"S{ID_DIGITS}")
+
+
+def _hashes(persons: Persons, prediction_us: Ints) -> Hashes:
+    """A number of 64 bits for each person and prediction time."""
+    words = np.ascontiguousarray(persons).view(np.uint64).reshape(len(persons), -1)
+    return hash_u64(hash_u64(words[:, 0]) ^ words[:, 1] ^ hash_u64(prediction_us.view(np.uint64)))
+
+
+def version_of(run: Run, *, recalibrated: bool) -> str:
+    """What makes the predictions of a run: its fingerprint, and the recalibration where it is used."""
+    return digest(
+        [run.fingerprint, run.manifest["files"].get(RECALIBRATION) if recalibrated else None]
+    )
+
+
+def _read_key(path: Path, *, is_new: bool) -> bytes:
+    """The key; a new one where there is no journal yet.
+
+    Raises:
+        EhrseqError: It is lost, readable by others, or no key.
+    """
+    if is_new and not path.exists():
+        write_bytes(path, secrets.token_hex(32).encode() + b"\n", owner_only=True)
+    fix = "restore it, or begin a new journal: without its key nobody in this one is found again"
+    if not path.is_file():
+        raise EhrseqError("the key of the journal is not there", where=str(path), fix=fix)
+    if path.stat().st_mode & 0o077:
+        raise EhrseqError(
+            "others may read the key of the journal", where=str(path), fix=f"chmod 600 {path}"
+        )
+    with disk_errors("cannot be read", path):
+        text = path.read_bytes().strip()
+    if len(text) != 64:
+        raise EhrseqError("is no key of a journal", where=str(path), fix=fix)
+    return text
