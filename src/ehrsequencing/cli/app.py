@@ -353,7 +353,7 @@ for function, panel, example in (
     (pretrain, MODEL, "ehrseq pretrain prepared --out pretrained --task death"),
     (train, MODEL, "ehrseq train prepared --out run model.size=small training.epochs=30"),
     (evaluate, MODEL, "ehrseq evaluate run --baselines fast evaluation.bootstrap=1000"),
-    (drift, AFTER, "ehrseq drift run meds --out drift.html"),
+    (drift, AFTER, "ehrseq drift run meds"),
     (predict, AFTER, "ehrseq predict run meds --at index --horizons 90d,1y --out risks.csv"),
     (explain, AFTER, "ehrseq explain run meds --subject 1234 --horizon 1y --out why.csv"),
     (explore, AFTER, "ehrseq explore run meds --out explorer.html"),
