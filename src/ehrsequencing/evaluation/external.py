@@ -87,7 +87,7 @@ def read_external(
     Raises:
         EhrseqError: The data cannot be read, or the task's index, outcome or end of follow-up is not in it.
     """
-    reader = MedsReader(data, facts, run.study.visits)
+    reader = MedsReader(data, facts, run.study)
     progress("reading the new data")
     parents, task = read_parents(data), run.task
     encoder = Encoder(run, parents)

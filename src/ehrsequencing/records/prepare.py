@@ -65,6 +65,7 @@ from ehrsequencing.records.meds import (
     parquet_files,
     read_card,
 )
+from ehrsequencing.records.numbers import number_warnings
 from ehrsequencing.records.outcomes import choose_outcomes
 from ehrsequencing.records.parallel import PROCESSES, call_in_order, count_rows, joblib_backend
 from ehrsequencing.records.people import PEOPLE, measures_to_keep
@@ -284,6 +285,7 @@ def fill(
         "tasks": [task.name for task in work.tasks],
         "calendar": ends(),
         "known_training_rows": fit.known_share(vocabulary),
+        "numbers": number_warnings(fit.number, fit.values(), fit.numbered.tolist()),
         "fixes": {name: count for name, count in fixes.items() if count},
     }
 
@@ -349,7 +351,7 @@ class ShardWork:
             visits = validated(VisitsConfig, values, where=f"{data}/metadata/dataset.json")
             study = study.model_copy(update={"visits": visits})
         study = study_of_days(study, tasks)
-        reader, parents = MedsReader(data, study.data, study.visits), read_parents(data)
+        reader, parents = MedsReader(data, study.data, study), read_parents(data)
         ends = [code for task in tasks for code in task.censoring.code or ()]
         reader.ends = CodeMatcher([*ENDS, *ends], parents=parents)
         excluded = excluded_codes(study, tasks, parents)

@@ -142,7 +142,8 @@ class Predictor:
         events = events_of_table(
             table, REQUEST, log, dialect=dialect, encounter_column=self.encounter_column
         )
-        return fix(events, REQUEST, log, dialect=dialect, declared_us=None)
+        values = self.run.study.values
+        return fix(events, REQUEST, log, dialect=dialect, declared_us=None, values=values)
 
     def answer(
         self,
