@@ -71,6 +71,7 @@ from ehrsequencing.records.parallel import PROCESSES, call_in_order, count_rows,
 from ehrsequencing.records.people import PEOPLE, measures_to_keep
 from ehrsequencing.records.prepared import SECTIONS, Prepared
 from ehrsequencing.records.reference import write_reference
+from ehrsequencing.records.same_day import study_of_days
 from ehrsequencing.records.splits import (
     SplitLookup,
     cut_by_design,
@@ -351,6 +352,7 @@ class ShardWork:
             values = study.visits.model_dump() | dict(noted)
             visits = validated(VisitsConfig, values, where=f"{data}/metadata/dataset.json")
             study = study.model_copy(update={"visits": visits})
+        study = study_of_days(study, tasks)
         reader, parents = MedsReader(data, study.data, study), read_parents(data)
         ends = [code for task in tasks for code in task.censoring.code or ()]
         reader.ends = CodeMatcher([*ENDS, *ends], parents=parents)
