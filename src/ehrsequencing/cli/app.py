@@ -84,7 +84,12 @@ def demo(
     run, data = out / "run", out / "data"
     metrics = run_demo(out, subjects=subjects, seed=seed)
     finish(
-        wrote={"data": data, "run": run, "report": run / "report.html"},
+        wrote={
+            "data": data,
+            "run": run,
+            "report": run / "report.html",
+            "explorer": out / "explorer.html",
+        },
         then=["predict", run, data, "--at", "last", "--out", out / "predictions.parquet"],
         result=main_results(metrics),
     )
