@@ -106,6 +106,8 @@ def redact(result: Exact | Shared, *, decimals: bool = True) -> Shareable[Shared
         ],
         "metrics": [_cell(row, cells) for row in exact["metrics"]],
         "differences": [_cell(row, cells) for row in exact["differences"]],
+        "marginal": [_cell(row, cells) for row in exact.get("marginal", ())],
+        "dropout": _counted(whole["dropout"]) if whole.get("dropout") else None,
         "subgroups": [_cell(row, {}) for row in exact["subgroups"]],
         "smooth_calibration": [
             _smooth(row) for row in exact["smooth_calibration"] if _may_show(row, cells)
