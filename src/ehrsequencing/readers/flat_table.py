@@ -102,6 +102,14 @@ def _open(path: Path, table_map: TableMap, job: Import) -> "_File":
         raise EhrseqError("is not a file", where=str(path), fix="correct its name under files")
     encoding = table_map.encoding or encoding_of(path)
     if encoding != "utf-8" and table_map.encoding is None:
+        with path.open("rb") as file:
+            is_excel = b";" in file.readline()
+        if not is_excel:
+            raise EhrseqError(
+                "is no UTF-8",
+                where=str(path),
+                fix="name its encoding in the map, as in encoding: cp1252, or save it as UTF-8",
+            )
         job.report.notes.append(f"{path.name} is no UTF-8, and was read as Latin-1 (windows-1252)")
     table = open_table(path, missing=table_map.missing, encoding=encoding)
     table.check(*([name] for name in table_map.columns()))

@@ -61,7 +61,7 @@ def _with_quantity(row: Row, quantity: Resource) -> Row:
     return row if unit is None else row._replace(code=f"{row.code}//{unit}", parent=row.code)
 
 
-def _quantity_of(value: Resource) -> Resource | str | None:
+def _quantity_of(value: Resource) -> dict[str, Any] | str | None:
     """A ratio or a range as a number with its unit, else as a text such as 1:8 or >=3; None where it is neither.
 
     A titre is one to a number; a range of one number is this number.
