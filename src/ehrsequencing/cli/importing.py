@@ -72,6 +72,9 @@ def _command(reader: "Reader") -> Any:
                 "--show-sql", help="Print the SQL that would read SOURCE, and do nothing else"
             ),
         ] = False,
+        named: Annotated[
+            Path | None, typer.Option("--out", hidden=True, help="The same as OUT")
+        ] = None,
         overwrite: Overwrite = False,
     ) -> None:
         from ehrsequencing.api.records import import_source
@@ -82,8 +85,11 @@ def _command(reader: "Reader") -> Any:
                 [Path(source), *filter(None, [out]), *(Path(one) for one in overrides or ())], map
             )
             return
+        if named is not None and out is not None:
+            out, overrides = None, [str(out), *(overrides or ())]
+        out = named or out
         if out is None:
-            raise EhrseqError("is missing", where="OUT", fix="name the folder to make")
+            raise EhrseqError("is missing", where="OUT", fix="name the folder to make after SOURCE")
         _refuse_database(out)
         settings = dict(load_import(overrides or ()))
         if show_sql and reader.sql is not None:
@@ -140,4 +146,10 @@ def _refuse_database(out: Path) -> None:
     if re.match(r"[A-Za-z][A-Za-z0-9+]*:/", str(out)) or "password=" in str(out):
         raise EhrseqError(
             "is a database, not a folder", where="OUT", fix="name SOURCE first, then OUT"
+        )
+    if out.is_file():
+        raise EhrseqError(
+            "is a file, not a folder to make",
+            where=str(out),
+            fix="one command reads one source: join several tables into one file, then name OUT",
         )
