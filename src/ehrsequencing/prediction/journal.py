@@ -52,6 +52,7 @@ class Night:
 
     path: Path
     known_us: int
+    run: str  # its fingerprint
     version: str  # of the run and its recalibration
     edges_days: tuple[float, ...]
     rows: int
@@ -111,7 +112,12 @@ class Journal:
                 fix="name the key that it was begun with by --key; a lost key means a new journal",
             )
         return Night(
-            path, night_us, notes["ehrsequencing.version_of_run"], edges, file.metadata.num_rows
+            path,
+            night_us,
+            notes["ehrsequencing.run"],
+            notes["ehrsequencing.version_of_run"],
+            edges,
+            file.metadata.num_rows,
         )
 
     @property
@@ -171,6 +177,7 @@ class Journal:
             notes = {
                 "key": self._mark,
                 "known": str(end_us),
+                "run": run.fingerprint,
                 "version_of_run": version,
                 "edges": ",".join(map(repr, map(float, edges_days))),
             }

@@ -24,7 +24,8 @@ from ehrsequencing.results.manifest_types import Origin
 Table = tuple[str, tuple[str, ...], list[tuple[str, ...]]]  # heading, columns, rows
 
 
-def _page(*, searchable: bool = False, **content: Any) -> str:
+def rendered_page(*, searchable: bool = False, **content: Any) -> str:
+    """A page of `page.html.jinja`."""
     page: dict[str, Any] = {"lines": (), "forests": {}, "panels": (), "version": __version__}
     page["search"] = ""
     if searchable:
@@ -160,7 +161,9 @@ def render_pretraining(results: dict[str, Any]) -> str:
         f"Learned from {results['subjects']:,} training subjects; {results['targets']:,} codes are targets{left_out}."
         f" The weights of epoch {results['best_epoch']} were kept. Numbers: pretraining.json.",
     ]
-    return _page(title=headline, kicker="Pretraining", lines=parts, tables=tables, notes=notes)
+    return rendered_page(
+        title=headline, kicker="Pretraining", lines=parts, tables=tables, notes=notes
+    )
 
 
 # ---------------------------------------------------------------------------------------------------- every outcome
@@ -191,7 +194,7 @@ def render_outcomes(result: dict[str, Any], *, title: str) -> str:
         f"Intervals are of {result['resamples']} resamples of subjects. Numbers: outcome-metrics.json.",
     ]
     columns = ("Outcome", "Events", f"AUC within {strata}", "C", "O/E")
-    return _page(
+    return rendered_page(
         searchable=True,
         title=title,
         kicker=f"Every outcome · {result['split'].replace('_', '-')} split, {result['subjects']} subjects",
@@ -271,7 +274,7 @@ def render_pooled(result: Mapping[str, Any]) -> str:
         name = METRICS[row["metric"]].name
         rows.append((where(row), name, str(row["pooled"]), mean(row), another, share))
     columns = ("Event and horizon", "Metric", "Sites", "Mean of the sites", "Another site", "I²")
-    return _page(
+    return rendered_page(
         title=result["task"],
         kicker=f"One model at {len(result['sites'])} sites: {', '.join(result['sites'])}",
         forests=forests,
@@ -326,7 +329,7 @@ def render_list(summary: dict[str, Any], drift: Drift) -> str:
     heads = ("Person", "Prediction time", "Risk", "Raised by")
     run = f"Run {made_by['run']} ({made_by['fingerprint']}), data {made_by['data']}."
     notes = ["This page names people: keep it where the list is kept.", run]
-    return _page(
+    return rendered_page(
         title=f"Predictions of {made_by['run']}",
         kicker=f"Risk of {summary['question']}",
         lines=lines,

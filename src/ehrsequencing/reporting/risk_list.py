@@ -17,6 +17,7 @@ from ehrsequencing.core.version import __version__
 from ehrsequencing.explain import Question, subject_records
 from ehrsequencing.explain.tables import explain_subject
 from ehrsequencing.prediction.drift import Drift, Sampled
+from ehrsequencing.prediction.journal import Journal
 from ehrsequencing.prediction.predict import NewRecords, predict
 from ehrsequencing.prediction.prediction_file import Risks
 from ehrsequencing.prediction.run import Run, horizons_of
@@ -80,6 +81,7 @@ def write_list(
     recalibrated: bool = False,
     force: bool = False,
     overwrite: bool = False,
+    journal: Journal | None = None,
     progress: Progress | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> tuple[dict[str, Any], Drift, dict[str, Path]]:
@@ -125,6 +127,7 @@ def write_list(
             recalibrated=recalibrated,
             force=force,
             overwrite=overwrite,
+            journal=journal,
             progress=progress,
             say=say,
             each=seen.add,
