@@ -135,10 +135,17 @@ class Watch:
         return "look" if any(drift.is_alarm for drift in self.drifts) else "nothing"
 
     @property
+    def since_last_quarter(self) -> str:
+        """The last four weeks of records against the same a quarter ago, in a line."""
+        text = self.drifts[1].verdict.replace("in training", "a quarter ago")
+        return f"Last four weeks: {text.replace('like the training people', 'as a quarter ago')}"
+
+    @property
     def verdict(self) -> str:
         """One line."""
         if self.is_broken:
-            return next(drift.verdict for drift in self.drifts if any(drift.sentences(BROKEN)))
+            trained = self.drifts[0]
+            return trained.verdict if any(trained.sentences(BROKEN)) else self.since_last_quarter
         if not len(self.days):
             return f"Not compared: no day has been closed for {self.lag_days:g} days since the first night."
         if self.alarm_day is not None:
@@ -198,7 +205,7 @@ def monitor(
     newest = _newest_night(journal, run)
     reader, parents = MedsReader(data, facts, run.study.visits), read_parents(data)
     encoder = Encoder(run, parents)
-    tick = Steps(reader, len(reader.shards), progress)
+    tick = Steps(reader, 0, progress)
 
     def people() -> People:
         return People(run.vocabulary, encoder.excluded, run.study.visits)
@@ -214,18 +221,16 @@ def monitor(
         days = np.arange(process["first_day"], max(process["first_day"] + frozen, closed))
         matchers = [CodeMatcher([one], parents=parents) for one in by]
         end_us = (process["first_day"] + len(days)) * DAY_US
-        joiner = Joiner(journal, newest.version, encoder, end_us, matchers)
+        joiner = Joiner(journal, newest.version, newest.edges_days, encoder, end_us, matchers)
         streams = [f"{one}, {cause}" for one in ("everybody", *by) for cause in run.task.causes]
-        observed, expected = np.zeros((2, len(days), len(streams)))
+        blanking, (observed, expected) = run.task.blanking, np.zeros((2, len(days), len(streams)))
         months = _Months(run, newest.edges_days, process["first_day"], end_us)
-        for events in reader:
-            spells, blanking = joiner.spells(events), run.task.blanking
+        for spells in joiner.spells(reader):
             counts = spells.observed(days, blanking, newest.edges_days[-1])
             hazards = spells.expected(days[frozen:], newest.edges_days, blanking)
             observed += counts.reshape(observed.shape)
             expected[frozen:] += hazards.reshape(expected[frozen:].shape)
             months.add(spells)
-            tick()
         joiner.require_joined()
         recounted = observed[:frozen].copy()
         for name, found in (("observed", observed), ("expected", expected)):

@@ -14,6 +14,7 @@ from ehrsequencing.reporting.pages import Table, rendered_page
 from ehrsequencing.reporting.wording import plain, with_interval
 from ehrsequencing.results.night import redact_night
 
+MOST_MONTHS = 4  # in the table; the figure has all
 DO = {
     "nothing": "Do nothing.",
     "look": "Look at the feed and at how outcomes are recorded, before the model.",
@@ -25,7 +26,7 @@ DO = {
 def render_monitor(watch: Watch) -> str:
     """The page as a string of HTML, for its owner only."""
     periods = _periods(watch)
-    lines = [watch.verdict, DO[watch.action], *(drift.verdict for drift in watch.drifts)]
+    lines = [watch.verdict, DO[watch.action], watch.drifts[0].verdict, watch.since_last_quarter]
     figures = {"Events by four weeks": _events(periods, watch)} if periods else {}
     if watch.months:
         figures["C of each four weeks' predictions"] = _accuracy(watch)
@@ -33,14 +34,21 @@ def render_monitor(watch: Watch) -> str:
         nights = [night[0] for night in watch.history]
         curves = [
             Curve(k, name, nights, [night[k + 1] for night in watch.history])
-            for k, name in enumerate(("against training", "against a quarter ago"))
+            for k, name in enumerate(("training", "a quarter ago"))
         ]
-        figures["Drift by night"] = _over_time(curves, [], title="The largest difference", top=1.0)
+        figures["Drift by night"] = _over_time(
+            curves,
+            [],
+            title="The largest difference",
+            top=1.0,
+        )
     rows: list[tuple[str, ...]] = [
         (name, *_counts(watch.observed[:, k], watch.expected[:, k]))
         for k, name in enumerate(watch.streams)
     ]
-    tables: list[Table] = [("Observed so far", ("Of whom", "Observed", "Expected", "O/E (95%)"), rows)]
+    tables: list[Table] = [
+        ("Observed so far", ("Of whom", "Observed", "Expected", "O/E (95%)"), rows)
+    ]
     if watch.months:
         tables.append(_accuracy_table(watch))
     return rendered_page(
@@ -159,16 +167,16 @@ def _accuracy(watch: Watch) -> Figure:
 
 
 def _accuracy_table(watch: Watch) -> Table:
-    rows = []
-    for month in watch.months:
-        cells = [f"{day_text(month.start_day)}, {month.people} people"]
-        for k in range(3):
-            for found in (month.expected, month.realised):
-                cells.append("not yet" if found is None else _estimate(*found[k].tolist()))
-        rows.append(tuple(cells))
-    names = ("C", "Brier score", "IPA")
-    heads = [f"{name}, {what}" for name in names for what in ("expected", "realised")]
-    return "Accuracy, if the hazards are right", ("Four weeks from", *heads), rows
+    rows: list[tuple[str, ...]] = []
+    for month in reversed(watch.months[-MOST_MONTHS:]):
+        for k, name in enumerate(("C", "Brier score", "IPA")):
+            cells = [
+                "not yet" if found is None else _estimate(*found[k].tolist())
+                for found in (month.expected, month.realised)
+            ]
+            rows.append((day_text(month.start_day), f"{month.people}", name, *cells))
+    heads = ("Four weeks from", "People", "", "Expected", "Realised")
+    return "Accuracy by the main horizon", heads, rows
 
 
 def _estimate(value: float, low: float, high: float) -> str:
