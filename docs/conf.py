@@ -13,6 +13,13 @@ import generate
 
 from ehrsequencing import __version__
 
+# pages that were merged into others; their addresses lead there
+MOVED = {
+    "guide": "tasks",
+    "which-model": "models",
+    "explorer": "report",
+    "explanations": "report",
+}
 REPOSITORY = ""  # its address, once it is known: packaging/RELEASING.md, step 1
 project, author, release = "ehrsequencing", "The ehrsequencing authors", __version__
 project_copyright = "2026, the ehrsequencing authors"
@@ -82,10 +89,21 @@ def name_triangles(
         ).replace("<summary>", '<summary aria-label="fold or unfold">')
 
 
+def write_moved(app: Sphinx, error: Exception | None) -> None:
+    """A page at each old address that leads to the new one, section and all."""
+    for old, new in MOVED.items():
+        page = (
+            f'<meta http-equiv="refresh" content="1; url={new}.html"><a href="{new}.html">{new}</a>'
+        )
+        script = f'<script>location.replace("{new}.html" + location.hash)</script>'
+        Path(app.outdir, f"{old}.html").write_text(f"<!doctype html>{script}{page}", "utf-8")
+
+
 def setup(app: Sphinx) -> None:
     """Write what is generated, before Sphinx looks for pages."""
     generate.everything(HERE)
     app.connect("autodoc-process-docstring", generate.literal_blocks)
     app.connect("html-page-context", name_triangles, priority=900)  # after the theme
     app.connect("source-read", generate.link_to_repository)
+    app.connect("build-finished", write_moved)
     app.connect("include-read", generate.name_files_of_the_repository)

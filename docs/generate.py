@@ -7,6 +7,7 @@ import json
 import os
 import re
 import tempfile
+import tomllib
 import zlib
 from base64 import b64decode
 from collections.abc import Iterator, MutableSequence
@@ -25,6 +26,7 @@ from ehrsequencing.api.evaluation import EvaluationResult
 from ehrsequencing.api.paper import PaperTable
 from ehrsequencing.api.predictions import StepFunction
 from ehrsequencing.api.run import TrainedRun
+from ehrsequencing.core import elsewhere
 from ehrsequencing.core.durations import format_days, parse_days
 from ehrsequencing.models.base import SurvivalModel
 
@@ -63,7 +65,11 @@ def everything(docs: Path) -> None:
     """Write all generated files into `_generated`, those of the gallery only where a notebook has changed."""
     out = docs / "_generated"
     out.mkdir(exist_ok=True)
-    written = {**api_pages(), "settings.md": settings_page()}
+    written = {
+        **api_pages(),
+        "settings.md": settings_page(),
+        "coming-from.md": coming_from_page(),
+    }
     gallery = list(executed(docs.parent / "examples", out / "gallery"))
     written["gallery-index.md"] = gallery_index(gallery)
     for stale in {path.name for path in out.glob("*.md")} - written.keys():
@@ -259,6 +265,30 @@ def _meanings(kind: type[BaseModel]) -> dict[str, str]:
             r"`[^`]*`|[<>{}*_]", lambda m: m[0] if len(m[0]) > 1 else f"\\{m[0]}", text
         )
     return found
+
+
+# ---- names of other libraries --------------------------------------------------------------------------------------
+
+
+def coming_from_page() -> str:
+    """The name there and what to type here, from the table that answers wrong guesses in Python."""
+    lines = ["# Coming from another library", ""]
+    lines += [
+        "For users of lifelines, scikit-survival, PyHealth, PyTorch, OHDSI's tools or R. Type a name of theirs and the "
+        "error says the same. `run` is what `eh.fit` and `eh.load` give, `ev` what `eh.evaluate` gives.",
+        "",
+    ]
+    table = Path(elsewhere.__file__).with_suffix(".toml").read_text(encoding="utf-8")
+    for library, names in tomllib.loads(table)["coming from"].items():
+        lines += [f"## {library}", "", "| there | here |", "|---|---|"]
+        for one in names.split():
+            owner, _, name = one.rpartition(".")
+            shown = f"{name}=" if owner in ("arguments", "cox") else name
+            place = "in `eh.metrics`: " if owner == metrics.__name__ else ""
+            here = elsewhere.right_way(owner, name).replace("|", "\\|").replace("*", "\\*")
+            lines.append(f"| `{shown}` | {place}{here} |")
+        lines.append("")
+    return "\n".join(lines)
 
 
 # ---- the gallery -------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from textwrap import dedent
 import pyarrow.parquet as pq
 import pytest
 
+from ehrsequencing.api import progress
 from ehrsequencing.cli import main
 from ehrsequencing.config import load_task
 from helpers.omop import hospital, write_csv
@@ -55,6 +56,7 @@ def in_folder(page: str, real_data: Path, folder: Path, monkeypatch: pytest.Monk
 
 def type_in(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["ehrseq", *arguments])
+    monkeypatch.setattr(progress.log, "stamps", False)  # `main` sets it for its process
     with pytest.raises(SystemExit) as end:
         main()
     assert not end.value.code, arguments

@@ -89,6 +89,27 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
 
 
+def test_old_addresses_lead_to_pages() -> None:
+    block = (DOCS / "conf.py").read_text(encoding="utf-8").partition("MOVED = {")[2].partition("}")[0]
+    moved = dict(re.findall(r'"([\w-]+)": "([\w-]+)"', block))
+    assert moved["guide"] == "tasks"
+    names = {name.removesuffix(".md") for name in pages()}
+    assert not moved.keys() & names
+    assert set(moved.values()) <= names
+
+
+def test_the_source_names_pages_and_sections_that_exist() -> None:
+    """In errors, comments and docstrings, which nobody follows while they are written."""
+    lost = []
+    for path in (ROOT / "src").rglob("*"):
+        if path.suffix not in {".py", ".toml", ".jinja"}:
+            continue
+        for page, anchor in re.findall(r"docs/([\w-]+\.md)(?:#([\w-]+))?", path.read_text(encoding="utf-8")):
+            if not (DOCS / page).is_file() or (anchor and anchor not in anchors(DOCS / page)):
+                lost.append(f"{path.name}: {page}#{anchor}")
+    assert lost == []
+
+
 def test_one_version_everywhere() -> None:
     version = ehrsequencing.__version__
     for file, line in {
@@ -115,6 +136,16 @@ def test_settings_are_found_with_their_meaning() -> None:
     assert "| `window` | duration | `1h` |" in page
     assert "| `size` | `small` / `medium` / `large` or null | `null` | " in page
     assert [row for row in page.split("\n") if row.startswith("| `") and row.endswith("|  |")] == []
+
+
+def test_every_name_on_the_page_for_users_of_other_libraries_has_its_answer() -> None:
+    rows = re.findall(r"(?m)^\| `(\S+?)=?` \| (.*) \|$", _generator().coming_from_page())
+    assert len(rows) > 50
+    assert [name for name, here in rows if not here.removeprefix("in `eh.metrics`: ")] == []
+    for name, here in rows:
+        if name in {"CoxPHFitter", "cross_val_score", "runPlp"}:
+            with pytest.raises(AttributeError, match=re.escape(here)):
+                getattr(ehrsequencing, name)
 
 
 def test_each_public_name_is_on_the_page_of_its_module_and_on_no_other() -> None:

@@ -1,7 +1,8 @@
-"""What a training of the network alone enters: `python tools/entered.py [section.key=value …]`.
+"""How many functions of the package whole commands enter: `python tools/entered.py [COMMAND …]`.
 
-Trains one epoch on a small simulation with a profiler's hook and prints, file by file, how many functions of the
-package were entered and how many lines they hold, docstrings aside. Import time is not counted.
+The commands are predict, train-alone (the network alone), train and evaluate; default: all. Each runs once on a small
+simulation in this process, from the words of the command line on, with a profiler's hook. `--files` also prints, file by
+file, how many functions were entered and how many lines they hold, docstrings aside. Import time is not counted.
 """
 
 import ast
@@ -11,18 +12,48 @@ from collections import Counter
 from pathlib import Path
 from types import CodeType, FrameType
 
-import ehrsequencing as eh
-from ehrsequencing.api.records import simulate
-from ehrsequencing.api.training import train
-from ehrsequencing.config import load_study
-from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.cli.app import app
 
 ROOT = Path(__file__).parents[1] / "src" / "ehrsequencing"
 # without checkpoints, which a slow machine would save and a fast one not
-ALONE = (
-    *("training.blend=false", "training.distillation=0", "training.epochs=1"),
-    "training.checkpoint_seconds=3600",
-)
+SHORT = ("training.epochs=1", "training.checkpoint_seconds=3600")
+ALONE = ("training.blend=false", "training.distillation=0")
+
+
+def commands(folder: Path) -> dict[str, list[str]]:
+    """Name → the words of each command, in the order in which they can run."""
+    data, prepared, run = (str(folder / name) for name in ("data", "prepared", "run"))
+    return {
+        "train-alone": ["train", prepared, "--out", str(folder / "alone"), *SHORT, *ALONE],
+        "train": ["train", prepared, "--out", run, *SHORT],
+        "predict": ["predict", run, data, "--out", str(folder / "risks.parquet")],
+        "evaluate": ["evaluate", run, "--baselines", "fast"],
+    }
+
+
+def run_words(words: list[str]) -> None:
+    """One command, in this process."""
+    try:
+        app([*words, "--quiet"])
+    except SystemExit as stop:
+        if stop.code:
+            raise
+
+
+def entered_by(words: list[str]) -> set[CodeType]:
+    """The code objects that a command enters."""
+    entered: set[CodeType] = set()
+
+    def hook(frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            entered.add(frame.f_code)
+
+    sys.setprofile(hook)
+    try:
+        run_words(words)
+    finally:
+        sys.setprofile(None)
+    return entered
 
 
 def lines_of(path: Path) -> dict[tuple[str, int], int]:
@@ -39,34 +70,36 @@ def lines_of(path: Path) -> dict[tuple[str, int], int]:
     return found
 
 
-def main(settings: list[str]) -> None:
-    """Print the table."""
-    entered: set[CodeType] = set()
-
-    def hook(frame: FrameType, event: str, _: object) -> None:
-        if event == "call":
-            entered.add(frame.f_code)
-
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        simulate(folder / "data", subjects=300, seed=0, progress=False)
-        eh.prepare(folder / "data", task=folder / "data/task.yaml", out=folder / "prepared")
-        study = load_study(None, [*ALONE, *settings])
-        sys.setprofile(hook)
-        train(Prepared(folder / "prepared"), folder / "run", study=study, progress=False)
-        sys.setprofile(None)
+def counts(entered: set[CodeType]) -> tuple[Counter[str], Counter[str]]:
+    """Functions of the package by file, and their lines."""
     functions, lines = Counter[str](), Counter[str]()
     for path in sorted(ROOT.rglob("*.py")):
-        length = lines_of(path)
+        length, place = lines_of(path), str(path.relative_to(ROOT))
         for code in entered:
             key = code.co_name, code.co_firstlineno
             if code.co_filename == str(path) and key in length:
-                functions[str(path.relative_to(ROOT))] += 1
-                lines[str(path.relative_to(ROOT))] += length[key]
-    for where, count in lines.most_common():
-        print(f"{where:45} {functions[where]:4} functions {count:5} lines")
-    print(f"{'total':45} {functions.total():4} functions {lines.total():5} lines")
+                functions[place] += 1
+                lines[place] += length[key]
+    return functions, lines
+
+
+def main(names: list[str], *, by_file: bool) -> None:
+    """Print the table."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        data, prepared = str(folder / "data"), str(folder / "prepared")
+        run_words(["simulate", data, "--subjects", "300", "--seed", "0"])
+        run_words(["prepare", data, "--task", f"{data}/task.yaml", "--out", prepared])
+        for command, words in commands(folder).items():
+            entered = entered_by(words)
+            if names and command not in names:
+                continue
+            functions, lines = counts(entered)
+            for where, count in lines.most_common() if by_file else ():
+                print(f"{where:45} {functions[where]:4} functions {count:5} lines")
+            print(f"{command:45} {functions.total():4} functions {lines.total():5} lines")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    asked = [word for word in sys.argv[1:] if word != "--files"]
+    main(asked, by_file="--files" in sys.argv)

@@ -50,7 +50,13 @@ from ehrsequencing.config.files import load_study, load_task
 from ehrsequencing.core.files import digest, read_json, write_json
 from ehrsequencing.core.signals import keep_freed_memory
 from ehrsequencing.evaluation.comparison import NETWORK, OURS
-from ehrsequencing.evaluation.repeated_splits import ROWS, one_split, split_fingerprint, split_study
+from ehrsequencing.evaluation.repeated_splits import (
+    ROWS,
+    one_split,
+    random_division,
+    split_fingerprint,
+    split_study,
+)
 from ehrsequencing.predictors.cox import RIDGES_PER_EVENT
 
 TASKS = ROOT / "examples" / "tasks"
@@ -194,8 +200,7 @@ def run_split(trial: Trial, data: Path, number: int) -> None:
     one_split(
         data / f"{name}_meds",
         place,
-        study=trial.study,
-        seed=FIRST_SEED + number,
+        division=random_division(trial.study, FIRST_SEED + number),
         origin=trial.origin,
         stage=stage,
         settings=trial.judged_by,

@@ -193,7 +193,7 @@ def test_other_models_are_trained_anew(run: Path, tmp_path: Path, monkeypatch: p
     for models in (1, 1, 2):
         monkeypatch.setattr("ehrsequencing.core.made_of.FORMULAS", models)
         with pytest.raises(Made):
-            module.one_split(records, folder, study=study, seed=5, settings=QUICK)
+            module.one_split(records, folder, division=module.random_division(study, 5), settings=QUICK)
     first, again, other = trained
     assert first == again != other
     assert sorted(path.name for path in folder.iterdir()) == sorted([other, *mine])

@@ -11,7 +11,8 @@ from hypothesis import given, settings, strategies as st
 import ehrsequencing as eh
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.metrics import bootstrap, discrimination
-from ehrsequencing.metrics.bootstrap import bootstrap_subjects, percentile_interval
+from ehrsequencing.metrics.accuracy import decision_curve
+from ehrsequencing.metrics.bootstrap import bootstrap_subjects, logit_interval, percentile_interval
 from ehrsequencing.metrics.outcomes import ScoredRows
 from helpers.metric_table import metric_table
 
@@ -134,3 +135,18 @@ def test_what_cannot_be_is_refused() -> None:
         eh.metrics.brier([1.0, 2.0], [1, 0], [0.5, 1.5], horizon=2)
     with pytest.raises(EhrseqError, match=r"missing or outside"):
         eh.metrics.concordance([1.0, 2.0], [1, 0], [0.5, np.nan], horizon=2)
+
+
+def test_shares_and_their_limits_stay_between_zero_and_one() -> None:
+    rng = np.random.default_rng(0)
+    risk = np.clip(rng.beta(1, 6, 200), 0.01, 0.99)
+    event, end = rng.exponential(-1 / np.log1p(-risk)), rng.exponential(0.7, 200)
+    weights = np.concatenate(list(bootstrap_subjects(np.arange(200), 200, 0)))
+    outcome = np.minimum(event, end), (event <= end).astype(int), risk[:, None, None], [1.0]
+    curve = decision_curve(ScoredRows.of(*outcome, weights=weights), [0.1, 0.3, 0.5])
+    for share in (curve.ppv, curve.sensitivity):
+        assert np.nanmax(share) <= 1 + 1e-12
+    low, high = logit_interval([0.97, 0.5, 1.0], np.clip(rng.normal([0.97, 0.5, 1.0], 0.05, (300, 3)), 0, 1))
+    assert 0 < low[0] < 0.97 < high[0] < 1
+    assert high[1] - 0.5 == pytest.approx(0.5 - low[1])
+    assert np.isnan([low[2], high[2]]).all()

@@ -207,8 +207,14 @@ def test_integrated_brier_counted_by_hand() -> None:
 
 def test_observed_over_expected_and_ipa_counted_by_hand() -> None:
     rows = ScoredRows.of([1, 2, 9, 9], [1, 1, 0, 0], np.array([0.8, 0.6, 0.2, 0.4])[:, None, None], [5])
+    assert observed_over_expected(rows)[0, 0] == pytest.approx(2 / 2)
     # hazards −log(1 − risk) / 5 a day, for 1, 2, 5 and 5 days
-    assert observed_over_expected(rows)[0, 0] == pytest.approx(2 / -np.log(0.2**0.2 * 0.4**0.4 * 0.8 * 0.6))
+    hazards = -np.log1p(-rows.risk) / 5 * np.array([1, 2, 5, 5])[:, None, None]
+    expected = ScoredRows.of([1, 2, 9, 9], [1, 1, 0, 0], rows.risk, [5], expected=hazards)
+    assert observed_over_expected(expected)[0, 0] == pytest.approx(2 / -np.log(0.2**0.2 * 0.4**0.4 * 0.8 * 0.6))
+    # the second row censored on day 3 counts for nothing, and the last two stand for it: each weighs 1.5
+    censored = ScoredRows.of([1, 3, 9, 9], [1, 0, 0, 0], rows.risk, [5])
+    assert observed_over_expected(censored)[0, 0] == pytest.approx(1 / (0.8 + 1.5 * (0.2 + 0.4)))
     assert index_of_prediction_accuracy(rows)[0, 0] == pytest.approx(1 - (0.04 + 0.16 + 0.04 + 0.16) / 4 / 0.25)
     assert null_brier(rows)[0, 0] == pytest.approx(0.25)
     zero = ScoredRows.of([1, 9], [1, 0], np.zeros((2, 1, 1)), [5])

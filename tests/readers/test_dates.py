@@ -73,8 +73,8 @@ def test_an_ambiguous_column_is_refused_and_the_setting_decides(tmp_path: Path) 
 def test_mixed_and_unreadable_columns_are_refused(tmp_path: Path) -> None:
     for name, texts, said in (
         ("mixed", ["13/04/2013", "04/13/2013"], "written in several ways"),
-        ("words", ["SECRET", "SECRET2"], "no readable date"),
-        ("epoch", ["1.2e9", "1.3e9"], "no readable date"),
+        ("words", ["SECRET", "SECRET2"], "can be read"),
+        ("epoch", ["1.2e9", "1.3e9"], "can be read"),
     ):
         deaths = [{"person_id": i, "death_date": text} for i, text in enumerate(texts, start=1)]
         source = write_csv({"person": SMALL["person"], "death": deaths}, tmp_path / name)

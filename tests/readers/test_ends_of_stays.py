@@ -12,7 +12,7 @@ import pytest
 from ehrsequencing.config import ImportConfig
 from ehrsequencing.readers.flat_table import import_csv
 from ehrsequencing.readers.omop import import_omop
-from ehrsequencing.readers.rows import Role
+from ehrsequencing.readers.rows import Left, Role
 from ehrsequencing.readers.synthea import import_synthea
 from ehrsequencing.records.meds import MedsReader
 from helpers.cleaning import clean_rows
@@ -53,15 +53,15 @@ SHORT = dt.datetime(2015, 1, 7, 9)
 AT_DISCHARGE: dict[str, list[Row]] = {
     "began on an earlier day": [stay()],
     "acute, of one day": [stay(SHORT, acute=True)],
-    "ended by death": [stay(SHORT, died=True)],
+    "ended by death": [stay(SHORT, left=Left.DIED)],
     "the latest of two": [stay(end=SHORT), stay(SHORT, visit=8, acute=True)],
     "its part ends with it": [stay(), part(IN + DAY, OUT, "ICU")],
     "an earlier row": [stay(), event(OUT - SECOND)],
     "named by a table": [{**stay(), "role": Role.NAMED_VISIT, "code": None}],
 }
 AT_NIGHT: dict[str, list[Row]] = {
-    "went home": [stay(died=False)],
-    "went home, with a part": [stay(died=False, acute=True), part(IN, OUT, "ICU")],
+    "went home": [stay(left=Left.ALIVE)],
+    "went home, with a part": [stay(left=Left.ALIVE, acute=True), part(IN, OUT, "ICU")],
     "an office visit": [stay(SHORT)],
     "a later clock": [stay(), event(OUT + SECOND)],
     "a later visit": [stay(), stay(OUT + SECOND, None, 8)],
@@ -141,13 +141,13 @@ def test_numbers_without_a_time_are_counted(tmp_path: Path) -> None:
 
 
 STATED: dict[str, tuple[list[Row], list[dt.datetime]]] = {
-    "no other death": ([stay(died=True)], [OUT]),
-    "a recorded death": ([stay(died=True), {**DEATH, "time": OUT + 9 * DAY}], [OUT + 9 * DAY]),
-    "a later visit": ([stay(died=True), stay(OUT + DAY, OUT + DAY, 8)], []),
-    "the last of two": ([stay(died=True), stay(OUT, OUT + DAY, 8, died=True)], [OUT + DAY]),
-    "parts say it, too": ([stay(died=True), {**part(IN, OUT - DAY, "ICU"), "died": True}], [OUT]),
-    "by day": ([stay(end=LAST_DAY, died=True)], [END_OF_DAY]),
-    "no end": ([stay(end=None, died=True)], []),
+    "no other death": ([stay(left=Left.DIED)], [OUT]),
+    "a recorded death": ([stay(left=Left.DIED), {**DEATH, "time": OUT + 9 * DAY}], [OUT + 9 * DAY]),
+    "a later visit": ([stay(left=Left.DIED), stay(OUT + DAY, OUT + DAY, 8)], []),
+    "the last of two": ([stay(left=Left.DIED), stay(OUT, OUT + DAY, 8, left=Left.DIED)], [OUT + DAY]),
+    "parts say it, too": ([stay(left=Left.DIED), {**part(IN, OUT - DAY, "ICU"), "left": Left.DIED}], [OUT]),
+    "by day": ([stay(end=LAST_DAY, left=Left.DIED)], [END_OF_DAY]),
+    "no end": ([stay(end=None, left=Left.DIED)], []),
 }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -168,7 +169,9 @@ def check_counts(resources: list[Any], report: ImportReport) -> None:
 @given(RESOURCES)
 def test_messy_records_are_read_as_the_plain_reader_reads_them_and_none_is_lost(resources: list[Any]) -> None:
     rows, report = read_bundle(bundle(resources))
-    assert as_set(rows, names(resources)) == plain_rows(resources)
+    # a mark of a stay without an end needs all rows of the stay
+    own = rows.filter(pc.invert(pc.starts_with(rows["code"], "STAY_OPEN")))
+    assert as_set(own, names(resources)) == plain_rows(resources)
     check_counts(resources, report)
 
 

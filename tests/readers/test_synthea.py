@@ -55,6 +55,7 @@ def test_rows_counted_by_hand(tmp_path: Path) -> None:
         (at("2011-02-01 08:00"), "ENCOUNTER//inpatient", None, None, "e2"),
         (at("2011-02-01 08:00"), "SNOMED//185347001", None, None, "e2"),
         (at("2011-02-01 09:00"), "RxNorm//314076", None, None, "e2"),
+        (at("2011-02-01 09:00"), "STAY_OPEN//ENCOUNTER//inpatient", None, None, "e2"),
         (at("2012-07-01 23:59:59"), "MEDS_DEATH", None, None, None),
     ]
     assert {name: n for name, n in report.counts.items() if n} == {
@@ -63,6 +64,7 @@ def test_rows_counted_by_hand(tmp_path: Path) -> None:
         "end_before_start": 1,
         "malformed_line": 1,
         "no_time": 1,
+        "open_stay": 1,
         "unknown_person": 1,
     }
     facts = {r["code"]: r for r in pq.read_table(tmp_path / "meds" / "metadata" / "codes.parquet").to_pylist()}

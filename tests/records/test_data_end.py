@@ -15,6 +15,7 @@ from ehrsequencing.config import CensoringConfig, TaskConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json
 from ehrsequencing.core.outputs import MANIFEST
+from ehrsequencing.records.attrition import task_warnings
 from ehrsequencing.records.check import check_data
 from ehrsequencing.records.meds import MedsReader
 from ehrsequencing.records.prepare import prepare
@@ -271,10 +272,11 @@ def test_people_without_a_record_before_they_are_asked_are_counted(tmp_path: Pat
 
 @pytest.mark.parametrize("rule", [{"code": "END"}, {"dataset_end": True}, {}])
 @pytest.mark.parametrize("causes", [{}, {"outcome": {"out": "OUT"}, "competing": {"death": "MEDS_DEATH"}}])
-def test_a_death_after_the_data_s_end_is_an_event_of_its_own_time(
-    tmp_path: Path, rule: dict[str, Any], causes: dict[str, Any]
-) -> None:
-    """By hand: of 423 people followed for up to 868 days, one dies on day 2,000 and another on day 2,100."""
+def test_time_and_event_end_at_one_place_for_all(tmp_path: Path, rule: dict[str, Any], causes: dict[str, Any]) -> None:
+    """By hand: of 423 people followed for up to 868 days, one dies on day 2,000 and another on day 2,100.
+
+    Where the living are cut, deaths that are kept would select on the outcome.
+    """
     rows = [row for s in range(420) for row in record(s, f"0 A, {30 + 2 * s} {'END' if s % 3 else 'MEDS_DEATH'}")]
     rows += record(420, "0 A, 2000 MEDS_DEATH") + record(421, "0 A, 1900 OUT2, 2100 MEDS_DEATH")
     rows += record(422, "0 A, 2050 OUT2") + record(423, "0 A, 5 OUT, 9 END")
@@ -282,11 +284,11 @@ def test_a_death_after_the_data_s_end_is_an_event_of_its_own_time(
     task = a_task(index={"code": "A"}, horizons=["1y"], censoring=rule, landmarks=["0d", "1500d"], **dies)
     prepare(written(tmp_path / "data", rows), tmp_path / "set", study=load_study(None), tasks=[task])
     store, manifest = Prepared(tmp_path / "set"), read_json(tmp_path / "set" / MANIFEST)
-    events = store.attrition("t")["events"]
-    assert (events["death"], sum(events.values())) == (142, 424)
-    assert manifest["fixes"] == {"after_end": 1}, "the row of the one who lives"
+    events, said = store.attrition("t")["events"], task_warnings(task, store.attrition("t"))
+    assert (events["death"], sum(events.values())) == (140, 424)
+    assert manifest["fixes"] == {"after_end": 4}, "of the one who lives, and of those who die then"
+    assert any(text.startswith("<11 events death lie after the data's end") for text in said)
     parts = [store.rows("t", split) for split in SPLITS]
     days = np.sort(np.concatenate([part.duration_days for part in parts]))
-    assert days[-2:].tolist() == [2000, 2100]
-    assert days[-3] == 868, "nobody else is followed past the data's end"
+    assert days[-1] == 868, "nobody is followed past the data's end"
     assert all((part.prediction_us <= manifest["dataset_end_us"]).all() for part in parts), "no landmark after it"

@@ -203,10 +203,12 @@ def test_splits_by_date_ask_for_the_first_index_that_counts(tmp_path: Path) -> N
     config = study("splits.by=date", "splits.from=2020-03-03")  # day 5
     index = {"code": "IDX", "which": "every"}
     held_out = {
-        s for s, split in split_of(data, tmp_path / "a", config, a_task(index=index)).items() if split == "held_out"
+        s
+        for s, split in split_of(data, tmp_path / "a", config, a_task(index=index, horizons=["1d"])).items()
+        if split == "held_out"
     }
     assert held_out == {4}  # 2 has no index without a cause before it: its record starts early
-    rules = a_task(index=index, eligibility={"history": "5d"})
+    rules = a_task(index=index, horizons=["1d"], eligibility={"history": "5d"})
     held_out = {s for s, split in split_of(data, tmp_path / "b", config, rules).items() if split == "held_out"}
     assert held_out == {1, 4}  # the index of day 1 is none
     held_out = {s for s, split in split_of(data, tmp_path / "c", config).items() if split == "held_out"}

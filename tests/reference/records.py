@@ -1,6 +1,6 @@
 """Visits, cohorts and carried summaries by plain loops over raw rows: the oracle of `ehrsequencing.records`.
 
-Written from docs/records.md and docs/guide.md only; it shares no code with the package but the settings' classes.
+Written from docs/records.md and docs/tasks.md only; it shares no code with the package but the settings' classes.
 Every rule is one method of `Records`, so that a test can break one rule at a time (a mutant) and see the comparison
 fail. Times are µs since 1970-01-01. What the two pages leave open is settled here, in the methods' docstrings.
 """

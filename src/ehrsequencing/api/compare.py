@@ -232,8 +232,7 @@ def compare_risks(
 
     Args:
         risks: Name → (n,) risk of the event of interest by the horizon, or (n, causes), the risk of each cause; or a
-            frame with a column a model. A cause without risks gets its share of what the others leave, as observed;
-            only O/E depends on it.
+            frame with a column a model. A cause without risks gets its share of what the others leave, as observed.
         time: (n,) days to the event or to censoring.
         cause: (n,) 0 = censored, 1 = the event of interest, 2 … = competing events (or True and False).
         horizon: As in `"1y"`, or a number of days.
@@ -411,7 +410,12 @@ def pool_sites(
     sites = read_sites([Path(file) for file in files])
     made = made_of(sites={name: site.model_dump(mode="json") for name, site in sites.items()})
     result = redact_rows(
-        {**pool(sites), "made_of": digest(made)},
+        {
+            **pool(
+                next(iter(sites.values())).title, {name: site.rows for name, site in sites.items()}
+            ),
+            "made_of": digest(made),
+        },
         is_pooled=True,
         is_simulated=all(site.data.simulated for site in sites.values()),
     )

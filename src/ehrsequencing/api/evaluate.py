@@ -14,7 +14,7 @@ from ehrsequencing.api.evaluation import EvaluationResult
 from ehrsequencing.api.progress import bar, stages
 from ehrsequencing.api.run import warn_of
 from ehrsequencing.config import DataConfig, EvaluationConfig, StudyConfig, validated
-from ehrsequencing.core.errors import EhrseqError, refuse_idle
+from ehrsequencing.core.errors import EhrseqError, refuse_idle, refuse_unknown
 from ehrsequencing.core.files import private_folder, write_shareable
 from ehrsequencing.evaluation.context import read_tripod
 from ehrsequencing.evaluation.evaluate import evaluate as evaluate_run
@@ -23,6 +23,7 @@ from ehrsequencing.evaluation.outcome_table import Progress, evaluate_outcomes
 from ehrsequencing.evaluation.repeated_splits import FIRST_SEED, add_splits, repeated_splits
 from ehrsequencing.evaluation.results import read_for_owner
 from ehrsequencing.evaluation.score import score as score_file
+from ehrsequencing.evaluation.walk import FOLDER as WALK, MOST_STEPS, walk as walk_run
 from ehrsequencing.prediction.run import (
     Run,
     add_to_run,
@@ -31,7 +32,7 @@ from ehrsequencing.prediction.run import (
     require_room,
     saved_audit,
 )
-from ehrsequencing.reporting.pages import render_outcomes
+from ehrsequencing.reporting.pages import render_outcomes, render_pooled
 from ehrsequencing.reporting.report import ANSWER, PAGES, pages, write_page, write_report
 from ehrsequencing.results.result_types import Exact, Shared, SharedAudit
 
@@ -51,6 +52,7 @@ def evaluate(
     prepared: str | os.PathLike[str] | None = None,
     splits: int | None = None,
     split_seed: int | None = None,
+    walk: str | None = None,
     report: bool = True,
     progress: bool = True,
     say: Callable[[str], None] = warn_of,
@@ -71,6 +73,8 @@ def evaluate(
         prepared: The prepared set that the run was trained on, if it has moved.
         splits: Also train and evaluate on so many random 80/20 splits of the subjects.
         split_seed: With `splits`: seed of the first of them; default: 1234.
+        walk: Also train before each window of index dates and test in it (`date`), or leave one site out at a time
+            (`site`); writes the pooled table into `RUN/walk`.
         report: Whether to write `report.html`, and the table and the page of every outcome where the run has some.
         progress: Whether to show a bar.
         say: Called with remarks about `data`; default: warnings are raised as such.
@@ -88,7 +92,7 @@ def evaluate(
         >>> ev.metrics.metric.unique().tolist()[:4]
         ['c', 'auc', 'brier', 'ipa']
     """
-    is_external = data is not None and splits is None
+    is_external = data is not None and splits is None and walk is None
     refuse_idle(
         {"out": out, "overwrite": overwrite, "facts": facts},
         "without data for an external validation",
@@ -101,6 +105,7 @@ def evaluate(
         where="evaluate",
         when=is_external,
     )
+    refuse_unknown("walk", [] if walk is None else [walk], list(MOST_STEPS))
     refuse_idle({"split_seed": split_seed}, "without splits", where="evaluate", when=splits is None)
     known = opened(run)
     folder = known.folder
@@ -144,6 +149,11 @@ def evaluate(
                     progress=tick,
                     **given,
                 )
+            if walk is not None:
+                walked = walk_run(known, over=walk, data=data_folder, progress=tick, **given)
+                folder_of_walk = known.folder / WALK / walk
+                write_shareable(folder_of_walk / "pooled.json", walked)
+                write_shareable(folder_of_walk / "pooled.html", walked.drawn(render_pooled))
             result = add_splits(known, result)
             if report:
                 report_evaluation(folder, result)

@@ -134,7 +134,7 @@ class TrainedRun(Hinted, Answering, Run):
 
         Returns:
             Of a subject: columns `code`, `visit` (its number, from 0), `change_in_risk`, `change_in_log_hazard` and
-            others (docs/explanations.md), the largest changes first. Of a cohort: columns `code`, `against`,
+            others (docs/report.md#explanations), the largest changes first. Of a cohort: columns `code`, `against`,
             `carriers`, `change_in_risk`, `low`, `high` and others, of codes with at least 11 carriers.
 
         Raises:

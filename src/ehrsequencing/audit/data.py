@@ -23,8 +23,10 @@ from ehrsequencing.predictors.history import fit_feature_spec, history_features
 from ehrsequencing.records.codes import read_parents
 from ehrsequencing.records.events import SECOND_US, STATIC, Events
 from ehrsequencing.records.labels import IndexTimes
-from ehrsequencing.records.meds import SPLITS, LateRows, MedsReader, last_row_us
+from ehrsequencing.records.meds import SPLITS, LateRows, MedsReader
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.records.splits import known_until
+from ehrsequencing.records.survey import count_days
 from ehrsequencing.records.timelines import TaskRecords, Timelines, joined
 from ehrsequencing.records.visits import make_record
 from ehrsequencing.records.vocabulary_fit import VocabularyFit
@@ -48,7 +50,7 @@ class Source:
             EhrseqError: The records cannot be read, or are not those that were prepared.
         """
         study, manifest = prepared.study, prepared.manifest
-        reader = MedsReader(folder, study.data, study.visits)
+        reader = MedsReader(folder, study.data, study)
         late = manifest.get("late_rows")
         reader.late = LateRows(**late) if late else None  # left out as when the set was prepared
         parents = read_parents(folder)
@@ -56,20 +58,24 @@ class Source:
         fit = VocabularyFit(
             study.vocabulary, study.values, excluded=encoder.excluded, parents=parents
         )
-        training = prepared.timelines("train").subject_id
+        training, tuning = (prepared.timelines(name).subject_id for name in SPLITS[:2])
+        cut_us, cut = prepared.cut_us("train"), {*training.tolist(), *tuning.tolist()}
+        marks = [one for one in (encoder.builder.censoring_codes,) if one is not None]
         records: dict[int, Events] = {}
         subjects = 0
         end_us = STATIC
         for events in reader:
             ids, row = np.unique(events.subject_id, return_inverse=True)
-            fit.update(events, row, np.isin(ids, training)[row])
+            fit.update(events, row, np.isin(ids, training)[row] & (events.time_us < cut_us))
             subjects += len(ids)
-            end_us = max(end_us, last_row_us(events, reader.late))
+            end_us = max(end_us, count_days(events, reader.late).last_us)
             some = events.take(np.isin(events.subject_id, wanted))
             ids, first = np.unique(some.subject_id, return_index=True)
             bounds = np.r_[first, len(some)].tolist()
             for who, low, high in zip(ids.tolist(), bounds, bounds[1:], strict=False):
-                records[who] = some.take(np.arange(low, high))
+                part = some.take(np.arange(low, high))
+                is_cut = who in cut  # as `prepare` cut it
+                records[who] = known_until(part, cut_us, marks=marks) if is_cut else part
         if reader.declared_us is not None:
             end_us = reader.declared_us
         if (

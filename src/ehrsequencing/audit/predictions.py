@@ -255,7 +255,7 @@ def labels_in_records(data: AuditData) -> Finding:
         again = data.source.encode(
             [data.source.records[who] for who in ids.tolist()],
             ids,
-            end_us=data.source.dataset_end_us,
+            end_us=min(data.source.dataset_end_us, data.prepared.cut_us(name)),
             labelled=True,
         )
         stored = _labels(data.prepared.outcome_records(data.task.name, name).take(drawn))

@@ -16,8 +16,8 @@ from ehrsequencing.metrics.plain import concordance
 from ehrsequencing.predictors.cox import CoxRegression, CoxRows
 from ehrsequencing.predictors.fitting_data import FittingData
 from ehrsequencing.predictors.landmark_cox import LandmarkCox
-from ehrsequencing.records.cohort import potential_days
 from ehrsequencing.records.events import DAY_US
+from ehrsequencing.records.labels import potential_days
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.training.resolve import training_edges
 

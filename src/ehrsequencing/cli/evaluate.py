@@ -67,6 +67,13 @@ def evaluate(
         int | None,
         typer.Option("--split-seed", hidden=True, help="Seed of the first of the --splits [1234]"),
     ] = None,
+    walk: Annotated[
+        str | None,
+        typer.Option(
+            "--walk",
+            help="date: also train before, and test in, windows of index dates; site: leave out one at a time",
+        ),
+    ] = None,
     redraw: Annotated[
         bool,
         typer.Option("--redraw", help="Only draw the report of the last evaluation again"),
@@ -80,7 +87,7 @@ def evaluate(
     keep_freed_memory()
     given = [*(overrides or ()), *([f"evaluation.baselines={baselines}"] if baselines else ())]
     given += ["evaluation.recalibrate=true"] if recalibrate else []
-    external = data is not None and splits is None
+    external = data is not None and splits is None and walk is None
     command = "evaluate --data" if external else "evaluate"
     study = read_study(config, given, command)
     from ehrsequencing.api.evaluate import evaluate as evaluate_run, redraw as redraw_report
@@ -100,6 +107,7 @@ def evaluate(
             "--overwrite": overwrite,
             "--splits": splits,
             "--split-seed": split_seed,
+            "--walk": walk,
             **{f"evaluation.{name}": True for name in of_settings},
         }
         refuse_idle(
@@ -123,12 +131,15 @@ def evaluate(
         prepared=prepared,
         splits=splits,
         split_seed=split_seed,
+        walk=walk,
         progress=shown(),
         say=remark,
         **dict(settings),
     )
     say("\n".join(metric_lines(evaluated.result)))
     pages = {"report": evaluated.report, "metrics": evaluated.folder / "metrics.json"}
+    if walk is not None:
+        pages[f"walk over {walk}s"] = evaluated.folder / "walk" / walk / "pooled.html"
     if evaluated.every_outcome is not None:
         say("\n".join(outcome_lines(evaluated.every_outcome)))
         pages["every outcome"] = evaluated.folder / "outcomes.html"

@@ -27,6 +27,8 @@ class ImportConfig(Settings):
     time_zone: TimeZone | None = None
     # Of several dates of a row the one at which its content was known, or the earliest that its source gives.
     known: Literal["latest", "earliest"] = "latest"
+    # Diagnoses that are not confirmed get the ending //provisional, or count as the others do.
+    provisional: Literal["apart", "confirmed"] = "apart"
     # What the columns of a flat table mean, for `ehrseq import csv`.
     map: Path | None = None
 

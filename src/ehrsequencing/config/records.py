@@ -47,6 +47,10 @@ class ValuesConfig(Settings):
     # polynomial and interpolate add to the code's vector; bins: a token such as LAB//Na//Q3; none: numbers are not used
     mode: Literal["polynomial", "interpolate", "bins", "none"] = "polynomial"
     bins: int = Field(default=5, ge=2, le=50)  # mode=bins: number of quantile bins of each code
+    # numbers that mean that there is none, such as 9999, whatever the code
+    missing: tuple[float, ...] = ()
+    # join: a unit's spellings (K/uL, 10*9/L) are one code
+    units: Literal["as_written", "join"] = "as_written"
     carry: bool = True  # queries carry summaries of past values of each numeric code
 
 

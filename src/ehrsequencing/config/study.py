@@ -48,7 +48,7 @@ class TrainingConfig(Settings):
     # 32: float32; bf16: bfloat16 autocast, scores of attention in float32
     precision: Literal["32", "bf16"] = "32"
     # stop after so many epochs without a better tuning NLL, warm-up excluded
-    patience: int = Field(default=6, ge=1)
+    patience: int = Field(default=3, ge=1)
     # shortest time between two checkpoints; 0: one after each step
     checkpoint_seconds: float = Field(default=15.0, ge=0)
     # strength of the final recalibration (prior SD of the correction); 0 = off

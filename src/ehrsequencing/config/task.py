@@ -1,4 +1,4 @@
-"""The task file: for whom, from when, which event, with which competing causes (docs/guide.md)."""
+"""The task file: for whom, from when, which event, with which competing causes (docs/tasks.md)."""
 
 import re
 from typing import Annotated, Literal
@@ -136,8 +136,18 @@ class OutcomesConfig(Settings):
     min_subjects: int = Field(default=100, ge=5)
 
 
+class DeathsConfig(Settings):
+    """What deaths mean that the records leave open."""
+
+    # of people known to be dead without a date: dead at their last sign of life, or censored there; none: dead there,
+    # and refused where they are more than a twentieth of the deaths
+    undated: Literal["at_last_sign", "censor"] | None = None
+    # a death that its person outlived by over 60 days, on two days or more
+    doubtful: Literal["drop", "keep"] = "drop"
+
+
 class TaskConfig(Settings):
-    """A question: for whom, from when, which event, with which competing causes (docs/guide.md)."""
+    """A question: for whom, from when, which event, with which competing causes (docs/tasks.md)."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")  # of the task, in files and tables
     index: IndexConfig  # time zero of each subject
@@ -156,8 +166,11 @@ class TaskConfig(Settings):
     # outcomes within this time after a prediction time do not count
     blanking: Days = 0.0
     eligibility: EligibilityConfig | None = None  # who may enter; null: everybody with an index
+    deaths: DeathsConfig = DeathsConfig()  # those without a date, or in doubt
     # also predict every one of these codes (docs/outcomes.md)
     outcomes: OutcomesConfig | None = None
+    # a move from one hospital to another is no discharge and no admission; false: each stay counts by itself
+    episodes: bool = True
     recurrent: bool = False  # outcomes recur: labels tell the next one after each prediction time
 
     @model_validator(mode="after")

@@ -36,8 +36,9 @@ class Comparison:
             landmarks, models and their differences are paired. No resamples: no intervals. One byte each.
         censoring: G fitted on other rows, one for all or one for each; None: on these, again for each resample.
         potential_days: (n,) until follow-up ends by design; infinite where nothing ends it so. None: nowhere.
-        expected: Model name → (n, causes, H), events that it expects of each row while it is under observation; of
-            others the hazards through their risks.
+        expected: Model name → (n, causes, H), events that its hazards expect of each row while it is under observation.
+        by_hazards: Whether O/E is that of `expected`. One model without hazards, and O/E of all models is of their
+            risks.
     """
 
     landmark_days: float | None
@@ -50,6 +51,7 @@ class Comparison:
     censoring: StepFunction | SubjectClock | None = None
     potential_days: Floats | None = None
     expected: dict[str, Floats] = field(default_factory=dict)
+    by_hazards: bool = True
 
     def __len__(self) -> int:
         return len(self.duration_days)
@@ -74,7 +76,7 @@ class Comparison:
             self.horizons_days,
             weights=weights,
             censoring=self.censoring,
-            expected=self.expected.get(model),
+            expected=self.expected.get(model) if self.by_hazards else None,
             too_few=too_few,
         )
 

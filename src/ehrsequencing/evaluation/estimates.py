@@ -14,7 +14,7 @@ from ehrsequencing.core.disclosure import TOO_FEW, shareable_count
 from ehrsequencing.evaluation import results
 from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.evaluation.results import number
-from ehrsequencing.metrics.bootstrap import interval_around, percentile_interval
+from ehrsequencing.metrics.bootstrap import interval_around, logit_interval, percentile_interval
 from ehrsequencing.metrics.calibration import gap_days, incidence_gap, mean_distance
 from ehrsequencing.metrics.censoring import divide
 from ehrsequencing.metrics.outcomes import Metric, ScoredRows
@@ -40,16 +40,18 @@ class Estimate:
     samples: Floats  # (resamples, causes, horizons), with no resamples where there are no intervals
     events: Ints  # (causes, horizons) subjects with the event
     subjects: Ints  # (horizons,) subjects evaluated; with too few of them or of events the samples are NaN
+    on_logit: bool = False  # whether the interval is that of `logit_interval`
 
     @cached_property
     def interval(self) -> tuple[Floats, Floats]:
         """Lower and upper limit (95 %) with the value between them, NaN where undefined."""
-        return interval_around(self.value, self.samples)
+        of = logit_interval if self.on_logit else interval_around
+        return of(self.value, self.samples)
 
     @cached_property
     def _biased(self) -> Bools:
         """Where resamples give limits, but limits that do not hold the value."""
-        if not len(self.samples):
+        if not len(self.samples) or self.on_logit:
             return np.zeros(self.value.shape, dtype=bool)
         return (
             np.isnan(self.interval[0])
@@ -79,7 +81,8 @@ class Estimate:
 
     def minus(self, other: "Estimate") -> "Estimate":
         """The difference; each resample holds the same subjects for both."""
-        return replace(self, value=self.value - other.value, samples=self.samples - other.samples)
+        value, samples = self.value - other.value, self.samples - other.samples
+        return replace(self, value=value, samples=samples, on_logit=False)
 
 
 Estimates = dict[str, dict[str, dict[str, Estimate]]]  # cause → model → metric
@@ -128,19 +131,20 @@ def metric_estimates(
     Those that have no interval are not resampled.
     """
     estimates, scope = dict[str, Estimate](), scope.alone(model)
+    by_hazards = scope.by_hazards and model in scope.expected
     for interval, of_every_row in itertools.product((True, False), repeat=2):
         some = [
             metric
             for metric in metrics
-            if (metric.interval, metric.of_every_row) == (interval, of_every_row)
+            if (metric.interval, metric.of_every_row and by_hazards) == (interval, of_every_row)
         ]
         if some:
             rows = scope if interval else scope.without_resamples()
             parts = [rows] if of_every_row else rows.parts()
             of_parts = [_estimates(part, model, some) for part in parts]
-            estimates |= {
-                metric.key: _joined([one[metric.key] for one in of_parts]) for metric in some
-            }
+            for metric in some:
+                whole = _joined([one[metric.key] for one in of_parts])
+                estimates[metric.key] = replace(whole, on_logit=metric.on_logit)
     return {metric.key: estimates[metric.key] for metric in metrics}
 
 
@@ -160,10 +164,11 @@ def _estimates(part: Comparison, model: str, metrics: Sequence[Metric]) -> dict[
 
 def _joined(parts: Sequence[Estimate]) -> Estimate:
     """Estimates of some horizons after those of others."""
-    names = ("value", "samples", "events", "subjects")
-    return Estimate(
-        *(np.concatenate([getattr(one, name) for one in parts], axis=-1) for name in names)
-    )
+
+    def of(name: str) -> Any:
+        return np.concatenate([getattr(one, name) for one in parts], axis=-1)
+
+    return Estimate(of("value"), of("samples"), of("events"), of("subjects"))
 
 
 def _work_blocks(scope: Comparison) -> Iterator[Any]:
@@ -205,6 +210,20 @@ def metric_rows(scope: Comparison, estimates: Estimates) -> list[MetricRow[int]]
         for name, one in of_cause[model].items()
         for row in long_rows(scope, one, model=model, cause=cause, metric=name)
     ]
+
+
+def hazards_rows(scope: Comparison, causes: Sequence[str]) -> list[MetricRow[int]]:
+    """O/E by hazards of the models that have them, where other models of the table have none and it stands apart."""
+    rows: list[MetricRow[int]] = []
+    if scope.by_hazards:
+        return rows
+    own = replace(scope, by_hazards=True)
+    for model in scope.expected:
+        ratio = metric_estimates(own, model, [METRICS["oe"]])["oe"]
+        for e, cause in enumerate(causes):
+            one = ratio.of_cause(e)
+            rows += long_rows(own, one, model=model, cause=cause, metric="oe_hazards")
+    return rows
 
 
 def difference_rows(

@@ -36,9 +36,8 @@ from ehrsequencing.prediction.run import Run, opened, refuse_shared
 from ehrsequencing.records.attrition import Tally
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.events import BIRTH, DEATH
-from ehrsequencing.records.meds import LateRows, MedsReader, is_simulation
+from ehrsequencing.records.meds import LateRows, MedsReader, data_name, is_simulation
 from ehrsequencing.records.people import People
-from ehrsequencing.records.prepare import data_name
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.survey import survey
 from ehrsequencing.records.timelines import (
@@ -88,7 +87,7 @@ def read_external(
     Raises:
         EhrseqError: The data cannot be read, or the task's index, outcome or end of follow-up is not in it.
     """
-    reader = MedsReader(data, facts, run.study.visits)
+    reader = MedsReader(data, facts, run.study)
     progress("reading the new data")
     parents, task = read_parents(data), run.task
     encoder = Encoder(run, parents)

@@ -16,7 +16,7 @@ from ehrsequencing.core.disclosure import rounded
 from ehrsequencing.core.files import Shareable
 from ehrsequencing.evaluation.population import drawn_subjects
 from ehrsequencing.evaluation.subgroups import groups_of_rows
-from ehrsequencing.metrics.bootstrap import bootstrap_subjects, interval_around
+from ehrsequencing.metrics.bootstrap import bootstrap_subjects, interval_around, logit_interval
 from ehrsequencing.metrics.censoring import divide
 from ehrsequencing.metrics.discrimination import (
     StratifiedAuc,
@@ -140,7 +140,11 @@ class OneOutcome:
         c = self.c if self.c is not None else np.full(len(oe), np.nan)
         cases, counts = int(self.auc.cases[:, 0].sum()), (len(self.had), self.subjects)
         auc = _estimate(self.auc.mean, cases, cases + self.others)
-        return {"auc": auc, "c": _estimate(c, *counts), "oe": _estimate(oe, *counts)}
+        return {
+            "auc": auc,
+            "c": _estimate(c, *counts),
+            "oe": _estimate(oe, *counts, is_share=False),
+        }
 
 
 class _Pool:
@@ -165,7 +169,7 @@ class _Pool:
         won, cases, observed, expected = self.sums
         counts = len(self.people), self.subjects
         auc = _estimate(divide(won, cases), *counts)
-        oe = _estimate(divide(observed, expected), *counts)
+        oe = _estimate(divide(observed, expected), *counts, is_share=False)
         return {
             "outcomes": self.count,
             "events": len(self.people),
@@ -346,9 +350,11 @@ def _one_a_stratum(subject: Ints, stratum: Ints, *, seed: int) -> Ints:
     return np.sort(order[np.unique(key, return_index=True)[1]])
 
 
-def _estimate(values: Floats, events: int, subjects: int) -> dict[str, Any]:
+def _estimate(
+    values: Floats, events: int, subjects: int, *, is_share: bool = True
+) -> dict[str, Any]:
     """The whole's value, its interval over the resamples, and of how many people it is."""
-    low, high = interval_around(values[0], values[1:])
+    low, high = (logit_interval if is_share else interval_around)(values[0], values[1:])
     shown = [None if np.isnan(x) else round(float(x), 4) for x in (values[0], low, high)]
     return {
         "value": shown[0],

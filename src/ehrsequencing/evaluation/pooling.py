@@ -115,8 +115,7 @@ class Site(BaseModel, strict=True, allow_inf_nan=False):
     @property
     def rows(self) -> dict[Place, MetricRow]:
         """The pooled metrics of the model itself, by place."""
-        own = [row for row in self.metrics if row.model == self.models[0] and row.metric in SCALES]
-        return {row.place: row for row in own if None not in row.place}
+        return rows_by_place(self.metrics, self.models[0])
 
     @property
     def people(self) -> int:
@@ -169,6 +168,12 @@ class Site(BaseModel, strict=True, allow_inf_nan=False):
         return next((text for text, is_so in faults.items() if is_so), None)
 
 
+def rows_by_place(rows: Sequence[MetricRow], model: str) -> dict[Place, MetricRow]:
+    """The metrics of a model that are pooled, by landmark, cause, horizon and metric."""
+    own = [row for row in rows if row.model == model and row.metric in SCALES]
+    return {row.place: row for row in own if None not in row.place}
+
+
 def read_sites(files: Sequence[Path]) -> dict[str, Site]:
     """Read the `metrics.json` of each site, by the name of its folder.
 
@@ -211,7 +216,10 @@ def read_sites(files: Sequence[Path]) -> dict[str, Site]:
     return sites
 
 
-def pool(sites: Mapping[str, Site]) -> dict[str, Any]:
+FEWEST_POOLED, FEWEST_FOR_NEXT = 3, 5  # sites for a mean, and for where another site would lie
+
+
+def pool(title: str, sites: Mapping[str, Mapping[Place, MetricRow]]) -> dict[str, Any]:
     """Pool C, O/E, IPA and the calibration slope of each landmark, cause and horizon over the sites.
 
     Each site's standard error comes from its interval: (g(high) - g(low)) / 3.92, with g the logit of C, the log of
@@ -220,18 +228,20 @@ def pool(sites: Mapping[str, Site]) -> dict[str, Any]:
     Returns:
         `task`, `sites`, and `rows`: `landmark_days`, `cause`, `horizon_days`, `metric`, `sites` (each site's row),
         `pooled` (how many sites), and what `random_effects` gives, on the metric's own scale; null where fewer than
-        two sites are pooled.
+        three sites are pooled, and for another site where fewer than five are.
     """
     rows = []
-    for place in dict.fromkeys(place for site in sites.values() for place in site.rows):
+    for place in dict.fromkeys(place for site in sites.values() for place in site):
         to_scale, back, *_ = SCALES[place[-1]]
-        own = {name: site.rows[place] for name, site in sites.items() if place in site.rows}
+        own = {name: site[place] for name, site in sites.items() if place in site}
         ends = np.array([(row.low, row.value, row.high) for row in own.values()], dtype=np.float64)
         with np.errstate(divide="ignore", invalid="ignore"):
             low, value, high = to_scale(ends).T
             error = (high - low) / (2 * ndtri(0.975))
         used = np.isfinite(value) & np.isfinite(error) & (error > 0)
-        pooled = random_effects(value[used], error[used]) if used.sum() > 1 else {}
+        pooled = random_effects(value[used], error[used]) if used.sum() >= FEWEST_POOLED else {}
+        if used.sum() < FEWEST_FOR_NEXT:
+            pooled |= dict.fromkeys(pooled.keys() & {"next_low", "next_high"}, np.nan)
         limits = {
             name: float(back(pooled[name])) if np.isfinite(pooled.get(name, np.nan)) else None
             for name in ("mean", "low", "high", "next_low", "next_high")
@@ -248,7 +258,7 @@ def pool(sites: Mapping[str, Site]) -> dict[str, Any]:
                 "i2": pooled.get("i2"),
             }
         )
-    return {"task": next(iter(sites.values())).title, "sites": list(sites), "rows": rows}
+    return {"task": title, "sites": list(sites), "rows": rows}
 
 
 def random_effects(values: Floats, errors: Floats) -> dict[str, float]:

@@ -25,8 +25,8 @@ from ehrsequencing.metrics.censoring import (
 )
 from ehrsequencing.records.account import Attrition, CohortCounts
 from ehrsequencing.records.attrition import FEWEST_SUBJECTS
-from ehrsequencing.records.cohort import potential_days
 from ehrsequencing.records.events import DAY_US, NEVER
+from ehrsequencing.records.labels import potential_days
 from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
@@ -59,6 +59,7 @@ class Population:
     only_landmarks: bool = False
     is_simulated: bool = False
     dataset_end_us: int = NEVER
+    cut_us: int = NEVER  # when everybody's follow-up ends by design, because the splits are by date
     made_from: str | None = None  # digest of the rows that a prepared set was made from
 
     @classmethod
@@ -86,6 +87,7 @@ class Population:
             source=None if source is None else Path(source),
             is_simulated=bool(prepared.manifest.get("simulated")),
             dataset_end_us=int(prepared.manifest["dataset_end_us"]),
+            cut_us=prepared.cut_us(split),
             made_from=prepared.manifest.get("made_of", {}).get("records"),
         )
 
@@ -116,6 +118,12 @@ class Population:
             "records_before": [],  # counted for everybody only
         }
         return replace(self, records=records, attrition=self.with_counts(counts))
+
+    def indexed_before(self, moment_us: int) -> Ints:
+        """(s,) subjects with a prediction time whose first index lies before a moment, rows of the timelines."""
+        rows = self.records.rows
+        able = np.flatnonzero(np.diff(rows.row_offsets))
+        return able[rows.index_us[rows.row_offsets[:-1][able]] < moment_us]
 
     def with_counts(self, counts: CohortCounts) -> Attrition:
         """The attrition with other counts of these subjects."""
@@ -203,6 +211,7 @@ class Weights:
         population: The subjects that are evaluated.
         task: The question.
         train: Training subjects, where the curves are to come from them.
+        train_cut_us: When everything of training ends by design.
 
     Attributes:
         potential: (R,) days from each evaluated prediction time until follow-up ends by design.
@@ -214,10 +223,12 @@ class Weights:
         task: TaskConfig,
         *,
         train: TaskRecords | None,
+        train_cut_us: int = NEVER,
     ) -> None:
         self.records, self.train = population.records, train
         self.task, self.dataset_end_us = task, population.dataset_end_us
-        self.potential = potential_days(self.records, task, self.dataset_end_us)
+        self.cut_us, self.train_cut_us = population.cut_us, train_cut_us
+        self.potential = potential_days(self.records, task, self.dataset_end_us, self.cut_us)
 
     def at(self, landmark_days: float | None, chosen: Ints) -> StepFunction | SubjectClock | None:
         """G of the chosen rows: on each subject's own clock where subjects have several, else one curve for all.
@@ -226,7 +237,7 @@ class Weights:
         """
         subject = self.records.rows.subject[chosen]
         if len(np.unique(subject)) < len(chosen):
-            return self._clock.of_rows(days_since_first_index(self.records.rows)[chosen])
+            return self.clock.of_rows(days_since_first_index(self.records.rows)[chosen])
         if self.train is None:
             return None
         at = self.train.at_landmark(landmark_days or 0.0)
@@ -236,11 +247,17 @@ class Weights:
 
     def _dropout(self, records: TaskRecords) -> Ints:
         """(R,) causes, 0 only where the subject dropped out."""
-        ends = potential_days(records, self.task, self.dataset_end_us)
+        cut_us = self.cut_us if records is self.records else self.train_cut_us
+        ends = potential_days(records, self.task, self.dataset_end_us, cut_us)
         return dropout_cause(records.rows.duration_days, records.rows.cause, ends)
 
     @cached_property
-    def _clock(self) -> SubjectClock:
+    def dropout(self) -> Ints:
+        """(R,) causes of the evaluated rows, 0 only where the subject drops out."""
+        return self._dropout(self.records)
+
+    @cached_property
+    def clock(self) -> SubjectClock:
         """G₀ by time since the index, of the training subjects or of those that are evaluated."""
         records = self.records if self.train is None else self.train
         since = days_since_first_index(records.rows)

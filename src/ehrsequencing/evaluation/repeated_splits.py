@@ -30,6 +30,7 @@ from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.prediction.run import Run, opened
 from ehrsequencing.predictors.fit import landmark_nll
 from ehrsequencing.records.attrition import too_few
+from ehrsequencing.records.events import NEVER
 from ehrsequencing.records.prepare import prepare, require_made_of
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.results.result_types import Exact, RepeatedRow, RepeatedSplits
@@ -213,7 +214,6 @@ def repeated_splits(
             model.
     """
     run = opened(run)
-    Evaluated.of_run(run)  # refuses the visit head
     if not 0 <= first_seed < 2**31:
         raise EhrseqError(
             "is not a seed", where="--split-seed", fix="use a number from 0 on, as in 1234"
@@ -222,45 +222,109 @@ def repeated_splits(
         raise EhrseqError(
             "an interval over splits needs two splits", where="--splits", fix="use 25"
         )
-    if "init" in run.manifest:  # that model saw subjects whom another split holds out
-        raise EhrseqError(
-            "the run started from another model, which other splits cannot use: they hold out subjects whom it saw",
-            where=f"--splits, {run.folder}",
-            fix="repeat the splits of a run without --init",
-        )
-    store = run.prepared(prepared)
-    records = data or Path(store.manifest["data_path"])
-    if not records.is_dir():
-        raise EhrseqError(
-            "the MEDS records have moved", where=str(records), fix="name them with --data"
-        )
-    require_made_of(store, records)
-    chosen = (settings or run.study.evaluation).model_copy(update={"bootstrap": 0})
-    own = {"task": run.task, "model": run.study.model, "training": run.study.training}
-    study = store.study.model_copy(update=own | {"evaluation": run.study.evaluation})
-    finished = []
-    for done, seed in enumerate(range(first_seed, first_seed + splits)):
-
-        def stage(what: str, done: int = done) -> None:
-            progress(done, splits, f"split {done + 1} of {splits}: {what}")
-
-        stored = one_split(
-            records,
-            run.folder / FOLDER / f"seed-{seed}",
-            study=study,
-            seed=seed,
-            settings=chosen,
-            origin=run.manifest["fingerprint"],
-            stage=stage,
-        )
-        finished.append(Split.of(stored))
-    result = summarise(finished)
+    again = Again.of_run(run, data=data, prepared=prepared, settings=settings, bootstrap=0)
+    divisions = [random_division(again.study, first_seed + k) for k in range(splits)]
+    result = summarise([*map(Split.of, again.results(run.folder / FOLDER, divisions, progress))])
     summary = {"fingerprint": run.manifest["fingerprint"], "repeated_splits": result}
     write_json(
         run.folder / FOLDER / SUMMARY, sealed(summary), owner_only=True
     )  # it has exact counts
-    progress(splits, splits, "done")
     return result
+
+
+@dataclass(frozen=True)
+class Division:
+    """A division of the subjects into those who train a model and those on whom it is evaluated.
+
+    Attributes:
+        name: Of its folder.
+        label: What people call it.
+        study: All settings, with the task and this division.
+        seed: Of a random division.
+        until_us: Held-out subjects whose first index is then or later are left out.
+        is_random: Whether those who are held out are like those who train.
+    """
+
+    name: str
+    label: str
+    study: StudyConfig
+    seed: int = 0
+    until_us: int = NEVER
+    is_random: bool = False
+
+
+def random_division(study: StudyConfig, seed: int) -> Division:
+    """A random division of the subjects."""
+    return Division(f"seed-{seed}", f"split {seed}", split_study(study, seed), seed, is_random=True)
+
+
+@dataclass(frozen=True)
+class Again:
+    """A run that is made again on other divisions of its subjects."""
+
+    run: Run
+    store: Prepared
+    records: Path
+    study: StudyConfig
+    settings: EvaluationConfig
+
+    @classmethod
+    def of_run(
+        cls,
+        run: Run,
+        *,
+        data: Path | None,
+        prepared: Path | None,
+        settings: EvaluationConfig | None,
+        bootstrap: int | None = None,
+    ) -> "Again":
+        """What is needed of a run.
+
+        Raises:
+            EhrseqError: Records or prepared set are gone, or the run started from another model.
+        """
+        Evaluated.of_run(run)  # refuses the visit head
+        if "init" in run.manifest:  # that model saw subjects whom another split holds out
+            raise EhrseqError(
+                "the run started from another model, which other splits cannot use: they hold out subjects whom it saw",
+                where=str(run.folder),
+                fix="repeat the splits of a run without --init",
+            )
+        store = run.prepared(prepared)
+        records = data or Path(store.manifest["data_path"])
+        if not records.is_dir():
+            raise EhrseqError(
+                "the MEDS records have moved", where=str(records), fix="name them with --data"
+            )
+        require_made_of(store, records)
+        chosen = settings or run.study.evaluation
+        if bootstrap is not None:
+            chosen = chosen.model_copy(update={"bootstrap": bootstrap})
+        own = {"task": run.task, "model": run.study.model, "training": run.study.training}
+        study = store.study.model_copy(update=own | {"evaluation": run.study.evaluation})
+        return cls(run, store, records, study, chosen)
+
+    def results(
+        self, folder: Path, divisions: Sequence[Division], progress: Callable[[int, int, str], None]
+    ) -> list[dict[str, Any]]:
+        """What `one_split` gives for each division; what is finished in its folder is kept."""
+        finished, count = [], len(divisions)
+        for done, division in enumerate(divisions):
+
+            def stage(what: str, done: int = done, label: str = division.label) -> None:
+                progress(done, count, f"{label} ({done + 1} of {count}): {what}")
+
+            stored = one_split(
+                self.records,
+                folder / division.name,
+                division=division,
+                settings=self.settings,
+                origin=self.run.manifest["fingerprint"],
+                stage=stage,
+            )
+            finished.append(stored)
+        progress(count, count, "done")
+        return finished
 
 
 def add_splits(run: Run, result: Exact) -> Exact:
@@ -278,19 +342,17 @@ def one_split(
     records: Path,
     folder: Path,
     *,
-    study: StudyConfig,
-    seed: int,
+    division: Division,
     settings: EvaluationConfig,
     origin: str = "",
     stage: Callable[[str], None] = lambda what: None,
-) -> dict[str, object]:
-    """Prepare, train and evaluate one random split of the subjects; what is finished in its folder is kept.
+) -> dict[str, Any]:
+    """Prepare, train and evaluate one division of the subjects; what is finished in its folder is kept.
 
     Args:
         records: The MEDS records.
         folder: Of this split: `rows.json`, and the trained run in a folder named after what it depends on.
-        study: All settings, with the task; those of `splits` are replaced (`split_study`).
-        seed: Of the division.
+        division: Who trains, and on whom the model is evaluated.
         settings: Baselines and censoring weights.
         origin: Anything else that the numbers depend on, as the fingerprint of the run whose settings these are.
         stage: Called with the name of each stage.
@@ -302,10 +364,11 @@ def one_split(
     Raises:
         EhrseqError: The study has no task, or the split cannot be trained on.
     """
-    task = study.task
+    study, task = division.study, division.study.task
     if task is None:
         raise EhrseqError("has no task", where=str(folder), fix="put the task into the study")
-    study = split_study(study, seed)
+    if not division.is_random:  # intervals within a step, and its window
+        origin = f"{origin} {settings.bootstrap} {division.until_us}"
     fingerprint = split_fingerprint(study, settings, origin)
     if (folder / ROWS).is_file():
         stored: dict[str, Any] = read_json(folder / ROWS)
@@ -325,8 +388,8 @@ def one_split(
     parts = Prepared(set_folder)
     stage("training")
     fit(Plan.of(parts, task.name, study), run_folder, resume=True)
-    stored = {"fingerprint": fingerprint, "seed": seed}
-    stored = sealed(stored | _judge(run_folder, parts, settings, stage))
+    stored = {"fingerprint": fingerprint, "seed": division.seed}
+    stored = sealed(stored | _judge(run_folder, parts, division, settings, stage))
     write_json(folder / ROWS, stored, owner_only=True)
     # a prepared set is made again in seconds, and 25 of them would fill a disk
     shutil.rmtree(set_folder, ignore_errors=True)
@@ -350,13 +413,24 @@ def split_study(study: StudyConfig, seed: int) -> StudyConfig:
 
 
 def _judge(
-    run_folder: Path, parts: Prepared, settings: EvaluationConfig, stage: Callable[[str], None]
+    run_folder: Path,
+    parts: Prepared,
+    division: Division,
+    settings: EvaluationConfig,
+    stage: Callable[[str], None],
 ) -> dict[str, object]:
     run = Run(run_folder)
     judged = Population.of_split(parts, run.task, "held_out").drawn(settings)
+    if division.until_us != NEVER:
+        judged = judged.take(judged.indexed_before(division.until_us))
     rivals = fit_rivals(Evaluated.of_run(run), parts, settings, stage)
     evaluation = Evaluation(
-        run, judged, prepared=parts, settings=settings, fitted=rivals, train_censoring=True
+        run,
+        judged,
+        prepared=parts,
+        settings=settings,
+        fitted=rivals,
+        train_censoring=division.is_random,
     )
     splits = parts.attrition(run.task.name)["splits"]
     sizes = {name: part["steps"][-1]["subjects"] for name, part in splits.items()}
@@ -367,7 +441,7 @@ def _judge(
     tuning |= likelihood_of_parts(run, rivals, parts)
     return {
         "train_subjects": sizes["train"] + sizes["tuning"],
-        "held_out_subjects": sizes["held_out"],
+        "held_out_subjects": judged.counts["steps"][-1]["subjects"],
         "metrics": rows,
         "tuning_nll": {name: number(value) for name, value in tuning.items()},
     }

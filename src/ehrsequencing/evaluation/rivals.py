@@ -19,6 +19,7 @@ from ehrsequencing.predictors.predictor import Predictor
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.vocabulary import Vocabulary
+from ehrsequencing.results.result_types import Declared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +109,21 @@ def fit_rivals(
         known=known_baselines(evaluated.run, seed=settings.seed, trials=trials),
         progress=lambda name: progress(f"baseline: {name}"),
     )
+
+
+def declared(
+    task: TaskConfig, main: tuple[float | None, float], strongest: Sequence[str]
+) -> Declared | None:
+    """The one comparison with a verdict: at what the task named, beside the rival that tuning chose."""
+    if task.main_horizon is None or not strongest:
+        return None
+    return {
+        "landmark_days": main[0],
+        "horizon_days": main[1],
+        "cause": task.causes[0],
+        "rival": strongest[0],
+        "metric": "nll",
+    }
 
 
 def trials_of(evaluated: Evaluated, settings: EvaluationConfig) -> int | None:

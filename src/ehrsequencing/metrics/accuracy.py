@@ -64,18 +64,30 @@ def index_of_prediction_accuracy(rows: ScoredRows) -> Floats:
 
 
 def observed_over_expected(rows: ScoredRows) -> Floats:
-    """O/E: events seen over events expected while under observation; 1 is calibrated in the large.
+    """O/E: events seen over events expected; 1 is calibrated in the large.
+
+    Of a model with hazards, over everybody while under observation:
 
         O/E_e(t) = Σ_i 1[T_i ≤ t, cause_i = e] / Σ_i ∫₀^min(T_i, t) λ_e(u | x_i) du
 
     The difference of the two sums is a martingale, so that no censoring that is independent given x biases it, and no
-    weights are needed: neither drop-out nor a follow-up that ends at an age or a date.
+    weights are needed: neither drop-out nor a follow-up that ends at an age or a date. Risks alone do not tell how many
+    events to expect by any other day; they are compared with the events by t of the rows that are known there:
+
+        O/E_e(t) = Σ_i ω_i(t) y_i / Σ_i ω_i(t) risk_i
 
     Returns:
         (causes, horizons) or (resamples, causes, horizons); NaN where no event is expected, or nobody is followed to
         the horizon.
     """
-    seen = [rows.weights @ rows.has_event_by(h).T for h in range(len(rows.horizons_days))]
+    if rows.expected is None:
+        sums = np.empty((2, len(rows.weights), *rows.risk.shape[1:]))
+        for h in range(len(rows.horizons_days)):
+            known = rows.known_weights(h)
+            sums[0, :, :, h] = known @ rows.has_event_by(h).T
+            sums[1, :, :, h] = known @ rows.risk[:, :, h]
+        return rows.finish(rows.where_covered(divide(*sums)))
+    seen = [rows.path_weights @ rows.has_event_by(h).T for h in range(len(rows.horizons_days))]
     expected = rows.weights @ rows.expected.reshape(len(rows.expected), -1)
     observed = np.stack(seen, axis=2)
     ratio = divide(observed, expected.reshape(observed.shape))
@@ -116,7 +128,8 @@ def decision_curve(rows: ScoredRows, thresholds: ArrayLike) -> DecisionCurve:
         NB(p) = TP(p) − (flagged(p) − TP(p)) · p / (1 − p),     TP(p) = (1 / n) Σ_{i: risk_i ≥ p} ω_i(t) y_i
 
     with flagged(p) the share of rows whose risk is at least p, and ω_i(t) y_i the censoring-weighted event of cause e
-    by the horizon (`ScoredRows.known_weights`). Who had a competing event is a false positive when flagged.
+    by the horizon (`ScoredRows.known_weights`). Who had a competing event is a false positive when flagged. Sensitivity
+    and PPV are ratios of sums of these weights, so that they are never above 1.
 
     Args:
         rows: The scored rows.
@@ -135,13 +148,18 @@ def decision_curve(rows: ScoredRows, thresholds: ArrayLike) -> DecisionCurve:
         )
     of_cell = np.broadcast_to(at, (*rows.risk.shape[1:], at.shape[-1]))
     odds = of_cell / (1.0 - of_cell)
-    flagged, true = np.zeros((2, len(rows.weights), *of_cell.shape))
+    flagged, true, known = np.zeros((3, len(rows.weights), *of_cell.shape))
+    had = np.zeros((len(rows.weights), *rows.risk.shape[1:], 1))
     for e, h in np.ndindex(*rows.risk.shape[1:]):
-        events = rows.known_weights(h) * rows.has_event_by(h)[e]
+        inverse = rows.known_weights(h)
+        events = inverse * rows.has_event_by(h)[e]
+        had[:, e, h, 0] = events.sum(axis=1)
         for some in row_blocks(len(rows.risk)):
             above = (rows.risk[some, e, h, None] >= of_cell[e, h]).astype(np.float64)
             flagged[:, e, h] += rows.weights[:, some] @ above
             true[:, e, h] += events[:, some] @ above
+            known[:, e, h] += inverse[:, some] @ above
+    sensitivity, ppv = divide(true, had), divide(true, known)
     total = rows.total_weight[:, None, None, None]
     flagged, true = divide(flagged, total), divide(true, total)
     observed = rows.observed_risk[..., None]
@@ -149,8 +167,8 @@ def decision_curve(rows: ScoredRows, thresholds: ArrayLike) -> DecisionCurve:
         "net_benefit": true - (flagged - true) * odds,
         "treat_all": observed - (1.0 - observed) * odds,
         "flagged": flagged,
-        "sensitivity": divide(true, observed),
-        "ppv": divide(true, flagged),
+        "sensitivity": sensitivity,
+        "ppv": ppv,
     }
     covered = {name: rows.finish(rows.where_covered(values)) for name, values in found.items()}
     return DecisionCurve(at, **covered)
@@ -185,6 +203,15 @@ RECORDS = (
         digits=2,
         part="calibration",
         of_every_row=True,
+    ),
+    Metric(
+        key="oe_hazards",
+        name="O/E by hazards",
+        meaning="events observed for each that the hazards expect while people are followed",
+        target=1.0,
+        digits=2,
+        part="calibration",
+        taken="elsewhere",
     ),
     Metric(
         key="ibs",

@@ -25,6 +25,9 @@ from ehrsequencing.metrics.outcomes import ScoredRows
 
 __all__ = ["bootstrap_subjects", "percentile_interval"]
 
+Z95 = 1.959964
+#: A share of a resample is taken to be so far from 0 and 1.
+LEAST_SHARE = 1e-3
 #: Elements of one block of weights.
 BLOCK_ELEMENTS = 2**22
 #: Elements of one (simulations, n) work array of `calibration_null`.
@@ -119,6 +122,29 @@ def interval_around(value: ArrayLike, samples: ArrayLike) -> tuple[Floats, Float
     return np.where(held, np.minimum(lower, point), np.nan), np.where(
         held, np.maximum(upper, point), np.nan
     )
+
+
+def logit_interval(value: ArrayLike, samples: ArrayLike) -> tuple[Floats, Floats]:
+    """Interval of a share by the sd of its resamples on the logit, logit v ± 1.96 · sd: within 0 and 1.
+
+    Percentiles of C hold what they should too seldom where events are few (docs/metrics.md).
+
+    Args:
+        value: (...) the estimate.
+        samples: (resamples, ...); no resamples, or a value of 0 or 1: no interval.
+
+    Returns:
+        Lower and upper limit, each (...); NaN where undefined, as of `percentile_interval`.
+    """
+    point, drawn = np.asarray(value, dtype=np.float64), np.asarray(samples, dtype=np.float64)
+    if not len(drawn):
+        return np.full(point.shape, np.nan), np.full(point.shape, np.nan)
+    known = ~np.isnan(percentile_interval(drawn)[0]) & (point > 0) & (point < 1)
+    spread = np.nanstd(np.where(known, clipped_logit(drawn, LEAST_SHARE), 0.0), axis=0, ddof=1)
+    middle = clipped_logit(np.where(known, point, 0.5))
+    limits = (expit(middle + sign * Z95 * spread) for sign in (-1, 1))
+    lower, upper = (np.where(known, limit, np.nan) for limit in limits)
+    return lower, upper
 
 
 def calibration_null(

@@ -293,9 +293,9 @@ RECORDS = (
 )
 
 
-def clipped_logit(risk: Floats) -> Floats:
-    """Logit of the risk, cut off at `SMALLEST_RISK` from 0 and 1."""
-    clipped = np.clip(risk, SMALLEST_RISK, 1.0 - SMALLEST_RISK)
+def clipped_logit(risk: Floats, least: float = SMALLEST_RISK) -> Floats:
+    """Logit of the risk, cut off at `least` from 0 and 1."""
+    clipped = np.clip(risk, least, 1.0 - least)
     return np.asarray(np.log(clipped / (1.0 - clipped)))
 
 

@@ -123,6 +123,7 @@ RECORDS = (
         better=1,
         compared=True,
         margin=0.02,
+        on_logit=True,
     ),
     Metric(
         key="auc",
@@ -132,6 +133,7 @@ RECORDS = (
         better=1,
         compared=True,
         margin=0.02,
+        on_logit=True,
         in_terminal=False,
     ),
 )

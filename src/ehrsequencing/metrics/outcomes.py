@@ -19,7 +19,6 @@ from ehrsequencing.metrics.censoring import (
     checked_outcome,
     divide,
 )
-from ehrsequencing.metrics.hazards import expected_events
 
 __all__ = ["Metric", "ScoredRows"]
 
@@ -40,9 +39,9 @@ class ScoredRows:
     # G fitted on other rows, one for all or one for each row; None: fitted on these rows, again for each resample
     fixed_censoring: StepFunction | SubjectClock | None
     is_block: bool  # whether results keep a leading resample axis
-    # (n, causes, horizons) events that the model expects of each row while it is under observation; None: those of the
-    # hazards through its risks
-    own_expected: Floats | None = None
+    # (n, causes, horizons) events that the model's hazards expect of each row while it is under observation; None: it
+    # has risks alone
+    expected: Floats | None = None
     # (causes, horizons) where too few people had the event: costly metrics are NaN there
     too_few: Bools | None = None
 
@@ -71,7 +70,7 @@ class ScoredRows:
                 training subjects at risk), or of each row's own censoring time. Default: fitted on these rows, again
                 for each resample.
             expected: (n, causes, horizons) events that the model expects of each row by each horizon while it is under
-                observation. Default: those of the hazards through the risks (`expected_events`).
+                observation (`expected_events`). Default: it has risks alone.
             too_few: (causes, horizons) places whose values are thrown away: costly metrics are NaN there.
 
         Raises:
@@ -163,6 +162,13 @@ class ScoredRows:
             )
         return divide(1.0, np.atleast_2d(self.censoring.before(self.duration_days)), undefined=0.0)
 
+    @property
+    def path_weights(self) -> Floats:
+        """(resamples, n) multiplicities; where leaving depends on the history also 1 / G(T−), as `expected` then is."""
+        clock = self.fixed_censoring
+        by_history = isinstance(clock, SubjectClock) and clock.is_by_history
+        return self.weights * self.inverse_at_duration if by_history else self.weights
+
     @cached_property
     def observed_risk(self) -> Floats:
         """(resamples, causes, horizons) observed incidence; NaN where follow-up ends before.
@@ -179,16 +185,6 @@ class ScoredRows:
                 divide(np.stack(shares, axis=2), self.total_weight[:, None, None])
             )
         return self.where_covered(self.counts.incidence.at(self.horizons_days))
-
-    @cached_property
-    def expected(self) -> Floats:
-        """(n, causes, horizons) events that the model expects of each row by each horizon while it is observed."""
-        if self.own_expected is not None:
-            return self.own_expected
-        days = self.horizons_days
-        return expected_events(
-            self.risk, days, duration_days=self.duration_days, horizons_days=days
-        )
 
     def once(self, function: Callable[[ScoredRows], T]) -> T:
         """`function` of these rows, computed the first time and kept: several metrics share a fit."""
@@ -276,9 +272,11 @@ class Metric:
     # a difference that does not matter; None where that depends on how frequent the event is
     margin: float | None = None
     interval: bool = True  # whether it has a bootstrap interval
+    # whether that is symmetric on the logit (`logit_interval`), and not by percentiles
+    on_logit: bool = False
     # whether the table in the terminal has it; only for metrics that are taken everywhere
     in_terminal: bool = True
-    # whether every row counts, also one whose follow-up ends by design before the horizon
+    # whether every row counts where the model has hazards, also one whose follow-up ends by design before the horizon
     of_every_row: bool = False
 
     def __post_init__(self) -> None:

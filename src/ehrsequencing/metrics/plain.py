@@ -119,31 +119,13 @@ def ipa(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: str | fl
 def observed_over_expected(
     time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: str | float
 ) -> float:
-    """Events seen over events expected while under observation; 1 is calibrated in the large.
-
-    Args:
-        time: (n,) days.
-        cause: (n,) 0 = censored, 1 = the event of interest, 2 … = competing.
-        risk: (n,) risk by the horizon; with competing events (n, causes), the risk of each of them.
-        horizon: As in `"1y"`, or a number of days, up to which events count.
-
-    Raises:
-        EhrseqError: There are competing events, and their risks are not given: nothing says how many were left.
+    """Events by the horizon over the sum of the risks, of the rows that are known there; 1 is calibrated in the large.
 
     Example:
         >>> round(observed_over_expected([100, 200, 300, 400], [1, 1, 0, 0], [0.9, 0.2, 0.3, 0.1], horizon=250), 4)
-        1.2808
+        1.3333
     """
-    codes, risks = whole_causes(cause), detached(risk).astype(np.float64)
-    risks = risks.reshape(len(risks), -1, 1)
-    if int(codes.max(initial=0)) > risks.shape[1]:
-        raise EhrseqError(
-            "has no risk of the competing events",
-            where="risk",
-            fix="give one column a cause, (n, causes)",
-        )
-    rows = ScoredRows.of(time, codes, risks, [day_of(horizon)])
-    return _first(accuracy.observed_over_expected(rows))
+    return _first(accuracy.observed_over_expected(_rows(time, cause, risk, horizon)))
 
 
 def ici(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: str | float) -> float:

@@ -448,7 +448,7 @@ def compare_data(
     progress: Progress | None = None,
 ) -> Drift:
     """Compare the people of MEDS data in one pass, without the model; `facts` is what its own files do not tell."""
-    reader, parents = MedsReader(data, facts, run.study.visits), read_parents(data)
+    reader, parents = MedsReader(data, facts, run.study), read_parents(data)
     excluded, tick = (
         CodeMatcher(run.manifest["excluded"], parents=parents),
         Steps(reader, 0, progress),

@@ -17,14 +17,12 @@ from ehrsequencing.config import DataConfig, DriftConfig
 from ehrsequencing.core.arrays import Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest
-from ehrsequencing.models.ensemble import member_band
 from ehrsequencing.prediction.drift import MUCH_UNKNOWN, Drift, Sampled, compare
 from ehrsequencing.prediction.journal import Journal
 from ehrsequencing.prediction.prediction_file import Risks, prediction_file, refuse_early
 from ehrsequencing.prediction.reference import check_reference
 from ehrsequencing.prediction.run import Run, horizons_of, start_days_of
-from ehrsequencing.predictors.network import visit_hazards
-from ehrsequencing.predictors.predictor import Predictor
+from ehrsequencing.predictors.predictor import Predictor, member_band
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.cohort import Cohort, CohortBuilder, CohortRows
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
@@ -120,7 +118,7 @@ class NewRecords:
     late: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self.reader = MedsReader(self.data, self.facts, self.run.study.visits)
+        self.reader = MedsReader(self.data, self.facts, self.run.study)
         self.parents = read_parents(self.data)
         self.encoder = Encoder(self.run, self.parents)
         self.excluded, self.builder = self.encoder.excluded, self.encoder.builder
@@ -313,7 +311,7 @@ class RiskPredictor:
     def risk(self, records: TaskRecords) -> Floats32:
         """(R, causes, horizons) of every row; NaN where the `visit` head has no answer."""
         if self.of_run is None:
-            return visit_hazards(self.run.model, records, code_types=self.run.code_types)
+            return self.run.visit_hazards(records)
         days = [day for day in self.horizons_days if day is not None]
         return self.of_run.risk(records, days, start_days=self.start_days).astype(np.float32)
 

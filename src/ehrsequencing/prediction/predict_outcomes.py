@@ -17,7 +17,6 @@ from ehrsequencing.prediction.predict import (
 )
 from ehrsequencing.prediction.prediction_file import prediction_file, refuse_early
 from ehrsequencing.prediction.run import Run, horizons_of, start_days_of
-from ehrsequencing.predictors.network import outcome_risks
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.outcomes import already_had
 from ehrsequencing.records.survey import Progress
@@ -144,6 +143,8 @@ def _answers(
         "code_types": run.code_types,
         "start_days": start_days_of(run),
     }
+    from ehrsequencing.predictors.network import outcome_risks  # with torch
+
     for rows, risk in outcome_risks(run.model, records, **settings):  # type: ignore[arg-type]
         inside = np.flatnonzero(np.isin(had[:, 0], rows))
         order = np.argsort(rows)

@@ -6,14 +6,12 @@ Another version of ehrsequencing or torch, or another processor, should give the
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json, remembered, sha256
 from ehrsequencing.core.version import __version__
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.predictors.network import visit_hazards
 from ehrsequencing.records.account import Reference, ReferenceColumns
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.reference import REFERENCE, encode_reference
@@ -29,7 +27,11 @@ def check_reference(run: Run) -> list[str]:
     path = run.folder / REFERENCE
     if REFERENCE not in run.manifest["files"] or not path.is_file():
         return []
-    here = [__version__, torch.__version__, torch.backends.cpu.get_cpu_capability()]
+    here = [__version__]
+    if run.study.training.network:
+        import torch
+
+        here += [torch.__version__, torch.backends.cpu.get_cpu_capability()]
     moved = remembered([run.fingerprint, sha256(path), *here], lambda: _moved(run, path))
     if moved <= TOLERANCE:
         return []
@@ -54,5 +56,5 @@ def reference_risks(run: Run, columns: ReferenceColumns) -> Floats:
     excluded = CodeMatcher(run.manifest["excluded"])
     records = encode_reference(columns, run.vocabulary, excluded, run.study.visits)
     if run.is_visit_head:
-        return visit_hazards(run.model, records, code_types=run.code_types).astype(np.float64)
+        return run.visit_hazards(records).astype(np.float64)
     return run.predictor.risk(records, run.task.horizons, start_days=run.task.blanking)

@@ -38,9 +38,11 @@ from ehrsequencing.results.manifest_types import RunManifest
 from ehrsequencing.results.result_types import SharedAudit
 
 if TYPE_CHECKING:  # what holds torch is imported with the model
+    from ehrsequencing.core.arrays import Floats32
     from ehrsequencing.models.base import SurvivalModel
     from ehrsequencing.predictors.blend import Blend
     from ehrsequencing.predictors.predictor import Predictor
+    from ehrsequencing.records.timelines import TaskRecords
 
 AUDIT = "audit.json"  # what `ehrseq audit` found
 METRICS = "metrics.json"  # what `ehrseq evaluate` found
@@ -168,10 +170,12 @@ class Run:
                 fix="train with model.head=horizon",
             )
         from ehrsequencing.predictors.blend import Blend
-        from ehrsequencing.predictors.network import network
 
-        has_network = self.study.training.network
-        alone = network(self.model, self.code_types) if has_network else None
+        alone: Predictor | None = None
+        if self.study.training.network:  # else torch is never loaded
+            from ehrsequencing.predictors.network import network
+
+            alone = network(self.model, self.code_types)
         if self.has_trees:
             alone = Blend.load(self.folder, self.vocabulary, alone)
         assert alone is not None
@@ -179,6 +183,12 @@ class Run:
             return alone
         fitted = read_json(self.folder / UPDATE)
         return alone.recalibrated(np.array(fitted["intercept"]), np.array(fitted["slope"]))
+
+    def visit_hazards(self, records: "TaskRecords") -> "Floats32":
+        """Hazard (R, 1, 1) before the next visit, of a run with the `visit` head."""
+        from ehrsequencing.predictors.network import visit_hazards
+
+        return visit_hazards(self.model, records, code_types=self.code_types)
 
     @property
     def blend(self) -> "Blend | None":

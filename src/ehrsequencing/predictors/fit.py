@@ -29,8 +29,6 @@ from ehrsequencing.records.timelines import TaskRecords, TaskRows
 
 __all__ = ["BASELINES", "fit_baselines"]
 
-# prior SD of the network's weight around one half: few tuning people leave it there, thousands may take it to 0
-PRIOR_SD = 0.3
 MOST_STEPS, MOST_LOG_RATE = 100, 500.0  # of a Poisson regression
 RIDGE = 1e-4  # of age and sex: penalty of each coefficient but the intercept
 LastStep = tuple[Floats, Floats]  # intercept and slope (causes, bins) of a recalibration
@@ -261,7 +259,7 @@ def fit_blend(alone: Predictor, stacked: Blend, data: FittingData, step: LastSte
         of_network = cross_fitted(np.exp((np.log(of_network) - step[0]) / step[1]), data)
     parts = [of_network, cross_fitted(of_stacked, data)]
     rows = BlendRows.of(parts, data.edges_days, data.tuning.rows, slice(None))
-    weights = fit_weights(rows, n_causes=len(data.task.causes), prior_sd=PRIOR_SD)
+    weights = fit_weights(rows, n_causes=len(data.task.causes))
     return Blend([alone, stacked if last is None else stacked.recalibrated(*last)], weights)
 
 

@@ -1,98 +1,80 @@
 """The cleaning rules: a reader's rows → MEDS rows. `import_report.RULES` says what each rule does."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ehrsequencing.core.arrays import Bools, Ints
+from ehrsequencing.readers.deaths import (
+    choose_deaths,
+    keep_undated_deaths,
+    mark_agreeing_deaths,
+    put_deaths_at_discharge,
+    with_stated_deaths,
+)
 from ehrsequencing.readers.import_report import FATES, ImportReport, RuleCounts
 from ehrsequencing.readers.rows import (
     NO_TIME,
-    OPEN,
-    PART_SUFFIX,
+    UNENDED,
     Role,
     VisitSpans,
-    day_of,
     encoded,
     end_of_day,
     is_date,
-    make_rows,
     ordered_rows,
     places,
     taken,
     used_codes,
 )
-from ehrsequencing.records.events import DAY_US, DEATH, SECOND_US, within_life
+from ehrsequencing.readers.stays import Rows, mark_stays, name_parts, rows_outside, visit_spans
+from ehrsequencing.records.events import (
+    DAY_US,
+    SECOND_US,
+    within_life,
+)
 
-VISITS = (Role.VISIT, Role.NAMED_VISIT)
-_AT_START = (Role.EVENT, Role.REPORTED, Role.BEGUN, Role.BILLED, Role.VISIT, Role.SPAN)
-_WITHOUT_VISIT = (Role.PERSON, Role.DEATH, Role.OBSERVED)
-_STAYS = (*VISITS, Role.SPAN)
 _ENDING = (Role.VISIT, Role.SPAN, Role.OBSERVED)
 
 
-@dataclass(eq=False)
-class Rows:
-    """Rows of known persons as plain columns; the rules change times and visits, and say which rows are lost."""
-
-    table: pa.Table
-    codes: pa.Array  # (c,) texts
-    subject_ids: Ints  # (s,) sorted
-    subject: Ints  # (n,) place among `subject_ids`
-    role: Ints  # (n,) numbers of `Role`
-    time_us: Ints  # (n,) `NO_TIME` for null
-    end_us: Ints  # (n,) as `time_us`
-    code: Ints  # (n,) place among `codes`, -1 for null
-    source: Ints  # (n,)
-    visit: Ints  # (n,) number of its visit; -1 without one
-    date_only: Bools  # (n,) whether the source gave a date, and no time of day
-    end_date_only: Bools  # (n,) the same of the end
-    lost: Ints  # (n,) why a row makes none of the output, a number of `FATES`; 0 where it may make one
-
-    def lose(self, reason: str, chosen: Ints | Bools) -> None:
-        """Say why some rows make none."""
-        self.lost[chosen] = FATES[reason]
-
-    def of_role(self, *roles: Role) -> Bools:
-        """(n,) which rows have one of these roles."""
-        return np.isin(self.role, roles)
-
-    def is_marked(self, name: str, value: bool = True) -> Bools:
-        """(n,) where a column of truth values has a value."""
-        return np.array(pc.fill_null(pc.equal(self.table[name], value), False).to_numpy())
-
-
-def cleaned(table: pa.Table, report: ImportReport, *, open_after_us: int | None = None) -> pa.Table:
+def cleaned(
+    table: pa.Table,
+    report: ImportReport,
+    *,
+    open_after_us: int | None = None,
+    drawn_us: int | None = None,
+) -> pa.Table:
     """Turn the rows of some subjects into MEDS rows.
 
     Args:
         table: All usable rows of these subjects, in any order, as `conformed` gives them.
         report: Counts each rule, and what became of each row, by its `source`.
         open_after_us: An end after this time means "not ended yet".
+        drawn_us: When the source was drawn: no death is later that is known by its year or month only.
 
     Returns:
         subject_id, time, code (of a dictionary that holds the codes of these rows, sorted), numeric_value, text_value,
         encounter_id, date_only; sorted by subject, time (static rows first), code, value, text and encounter, so that
         the result does not depend on the order of the rows.
     """
-    rows, counts = _known_persons(_with_stated_deaths(table), report), report.counts
-    _remove_open_ends(rows, OPEN if open_after_us is None else open_after_us, counts)
+    rows, counts = _known_persons(with_stated_deaths(table), report), report.counts
+    _remove_open_ends(rows, UNENDED if open_after_us is None else open_after_us, counts)
     spans = visit_spans(rows, counts)
     set_known_times(rows, spans, counts)
+    choose_deaths(rows, UNENDED if drawn_us is None else drawn_us, counts)
     outside = rows_outside(rows, spans)
     rows.visit[outside] = -1
     counts["outside_visit"] += int(outside.sum())
-    _name_parts(rows, counts)
+    name_parts(rows, counts)
     _move_dates(rows, spans, counts)
     _count_sexes(rows, report)
     born_us = _keep_earliest(rows, Role.PERSON, "two_births", counts)
     counts["no_birth"] += int((born_us == NO_TIME).sum())
-    _choose_stated_deaths(rows, counts)
     died_us = _keep_earliest(rows, Role.DEATH, "two_deaths", counts)
     _check_ends(rows, counts)
-    _put_deaths_at_discharge(rows, died_us, counts)
+    keep_undated_deaths(rows, died_us, counts)
+    mark_stays(rows, counts)
+    mark_agreeing_deaths(rows, died_us)
+    put_deaths_at_discharge(rows, died_us, counts)
     _lose_late_results(rows, died_us)
     life = born_us[rows.subject], died_us[rows.subject]
     dated = rows.date_only | is_date(rows.time_us)
@@ -103,11 +85,15 @@ def cleaned(table: pa.Table, report: ImportReport, *, open_after_us: int | None 
 
     starts = np.flatnonzero(_starts(rows))
     ends = np.flatnonzero((rows.lost == 0) & rows.of_role(*_ENDING) & (rows.end_us != NO_TIME))
-    row = np.r_[starts, ends]
-    time_us = np.r_[rows.time_us[starts], rows.end_us[ends]]
-    date_only = np.r_[rows.date_only[starts], rows.end_date_only[ends]]
+    none = np.zeros(0, np.int64)
+    marked, marked_us, mark = (
+        np.concatenate([none, *(one[part] for one in rows.marks)]) for part in range(3)
+    )
+    row = np.r_[starts, ends, marked]
+    time_us = np.r_[rows.time_us[starts], rows.end_us[ends], marked_us]
+    date_only = np.r_[rows.date_only[starts], rows.end_date_only[ends], rows.date_only[marked]]
     names, code = used_codes(
-        rows.codes, np.r_[rows.code[starts], rows.code[ends] + len(rows.codes)]
+        rows.codes, np.r_[rows.code[starts], rows.code[ends] + len(rows.codes), mark]
     )
     columns = {n: rows.table[n].combine_chunks() for n in ("numeric_value", "text_value")}
     encounter = rows.table["encounter_id"].combine_chunks()
@@ -161,36 +147,7 @@ def _known_persons(table: pa.Table, report: ImportReport) -> Rows:
     )
 
 
-# ---- visits ------------------------------------------------------------------------------------
-
-
-def visit_spans(rows: Rows, counts: RuleCounts) -> VisitSpans:
-    """Number the visits of the rows, and find their spans.
-
-    Births, deaths and observation periods belong to no visit, so that rows which differ in it only are equal. Two
-    persons may use the same `encounter_id`.
-    """
-    name = places(encoded(rows.table["encounter_id"]))
-    name[rows.of_role(*_WITHOUT_VISIT)] = -1
-    key = np.where(name < 0, -1, rows.subject + name * len(rows.subject_ids))
-    is_visit = rows.of_role(*VISITS) & (key >= 0)
-    visits = pc.unique(pa.array(key[is_visit]))
-    rows.visit = pc.fill_null(pc.index_in(pa.array(key), visits), -1).to_numpy().astype(np.int64)
-    counts["dangling_encounter"] += int(((key >= 0) & (rows.visit < 0)).sum())
-
-    start, end = np.full(len(visits) + 1, OPEN), np.full(len(visits) + 1, NO_TIME)
-    chosen = np.flatnonzero(is_visit & (rows.time_us != NO_TIME))
-    at, start_us = rows.visit[chosen], rows.time_us[chosen]
-    end_us = end_of_day(rows.end_us[chosen])
-    is_valid = end_us >= start_us
-    np.minimum.at(start, at, start_us)
-    np.maximum.at(end, at, np.where(is_valid, end_us, end_of_day(day_of(start_us))))
-    until = np.full(len(start), OPEN)
-    ended = at[is_valid]
-    until[ended] = day_of(end[ended]) + 2 * DAY_US
-    return VisitSpans(
-        np.where(end == NO_TIME, NO_TIME, start), np.where(end == NO_TIME, OPEN, end), until
-    )
+# ---- times -------------------------------------------------------------------------------------
 
 
 def set_known_times(rows: Rows, spans: VisitSpans, counts: RuleCounts) -> None:
@@ -213,96 +170,12 @@ def set_known_times(rows: Rows, spans: VisitSpans, counts: RuleCounts) -> None:
     rows.lose("no_time", some[rows.time_us[some] == NO_TIME])
 
 
-def rows_outside(rows: Rows, spans: VisitSpans) -> Bools:
-    """(n,) which rows lie more than a day before their visit's first day or after its last; they would stretch it."""
-    start, until = spans.start_us, spans.until_us[rows.visit]
-    first = np.where(start == NO_TIME, NO_TIME, day_of(start) - DAY_US)[rows.visit]
-    is_far = (rows.time_us < first) | (rows.time_us >= until)
-    is_far |= rows.of_role(Role.SPAN) & (rows.end_us >= until)
-    is_far |= rows.of_role(Role.ISSUED) & (until < OPEN) & (rows.time_us > spans.end_us[rows.visit])
-    return is_far & (rows.time_us != NO_TIME) & (rows.visit >= 0)
-
-
-def _name_parts(rows: Rows, counts: RuleCounts) -> None:
-    """Give `//PART` to what begins and ends in a visit of the same class, or in another such part of that visit."""
-    n = len(rows.codes)
-    key = np.where(rows.visit < 0, -1, rows.visit * n + rows.code)
-    some = np.flatnonzero(rows.of_role(Role.SPAN) & (key >= 0))
-    end_us = np.where(rows.end_us == NO_TIME, OPEN, rows.end_us)
-    columns = np.stack([key[some], rows.time_us[some], -end_us[some]])
-    spans, place = np.unique(columns, axis=1, return_inverse=True)
-    group, end = (np.unique(spans[k], return_inverse=True)[1] for k in (0, 2))
-    last = (group + 1) * len(end) - end  # rises with the group, then with the end
-    inside = np.r_[False, last[1:] <= np.maximum.accumulate(last)[:-1]]
-    inside = inside[place.reshape(-1)] | np.isin(key[some], key[rows.of_role(Role.VISIT)])
-    rows.code[some[inside]] += n
-    names = pc.binary_join_element_wise(rows.codes, pa.scalar(PART_SUFFIX), "")
-    rows.codes = pa.concat_arrays([rows.codes, names])
-    counts["part"] += int(inside.sum())
-
-
-# ---- deaths ------------------------------------------------------------------------------------
-
-
-def _with_stated_deaths(table: pa.Table) -> pa.Table:
-    """The rows, and a death at the end of each stay that ended by one, as its source says."""
-    ended = table.filter(pc.and_(table["died"], table["end"].is_valid()))
-    base = {name: ended[name] for name in ("subject_id", "source", "died")}
-    code = pa.array([DEATH] * len(ended), pa.string()).dictionary_encode()
-    deaths = make_rows(Role.DEATH, base, code, time=ended["end"])
-    return pa.concat_tables([table, deaths], promote_options="default")
-
-
-def _choose_stated_deaths(rows: Rows, counts: RuleCounts) -> None:
-    """Keep the last stated death of a person who has no recorded one, if no visit begins after it."""
-    is_stated = rows.of_role(Role.DEATH) & rows.is_marked("died")
-    last_us = np.full(len(rows.subject_ids), NO_TIME)
-    chosen = is_stated | rows.of_role(Role.VISIT)
-    np.maximum.at(last_us, rows.subject[chosen], rows.time_us[chosen])
-    recorded = rows.of_role(Role.DEATH) & ~is_stated & (rows.lost == 0)
-    last_us[rows.subject[recorded]] = OPEN
-    good = is_stated & (rows.time_us == last_us[rows.subject])
-    rows.lose("two_deaths", is_stated & ~good)
-    counts["stated_death"] += len(np.unique(rows.subject[good]))
-
-
-def _put_deaths_at_discharge(rows: Rows, died_us: Ints, counts: RuleCounts) -> None:
-    """Move deaths known by their day to the end of a stay on that day, also in `died_us` (s,).
-
-    The stay began earlier, is acute or ended by death, and nobody left it alive; no clock of that day is later.
-    """
-    deaths = np.flatnonzero(rows.of_role(Role.DEATH) & rows.date_only & (rows.lost == 0))
-    day = np.full(len(died_us), OPEN)
-    day[rows.subject[deaths]] = day_of(rows.time_us[deaths])
-    some = np.flatnonzero(day[rows.subject] != OPEN)
-    who, start_us, end_us = rows.subject[some], rows.time_us[some], rows.end_us[some]
-    acute, alive = rows.is_marked("acute")[some], rows.is_marked("died", False)[some]
-    left_alive = np.setdiff1d(rows.visit[some[alive]], -1)
-    alive |= np.isin(rows.visit[some], left_alive)  # with its parts
-    is_stay = acute | rows.is_marked("died")[some] | (day_of(start_us) < day[who])
-    is_event = rows.of_role(Role.EVENT)[some]
-    starts = rows.of_role(*_AT_START)[some] & ~rows.date_only[some] & ~is_date(start_us)
-    ends = rows.of_role(*_STAYS)[some] & ~rows.end_date_only[some]
-    leaves = np.r_[acute & is_event, is_stay] & ~np.r_[alive, alive]
-    time_us, who = np.r_[start_us, end_us], np.r_[who, who]
-    has_clock = np.r_[starts, ends] & (day_of(time_us) == day[who])
-    last, left = (np.full(len(died_us), NO_TIME) for _ in range(2))
-    for latest, chosen in ((last, has_clock), (left, has_clock & leaves)):
-        np.maximum.at(latest, who[chosen], time_us[chosen])
-    moved = deaths[(left == np.maximum(last, NO_TIME + 1))[rows.subject[deaths]]]
-    rows.time_us[moved] = died_us[rows.subject[moved]] = left[rows.subject[moved]]
-    counts["death_at_discharge"] += len(moved)
-
-
-# ---- times -------------------------------------------------------------------------------------
-
-
 def _remove_open_ends(rows: Rows, after_us: int, counts: RuleCounts) -> None:
     """Remove ends and deaths after `after_us`, which mean "not ended yet"."""
     is_open = rows.end_us > after_us
     no_death = rows.of_role(Role.DEATH) & (rows.time_us > after_us)
     counts["open_end"] += int(is_open.sum() + no_death.sum())
-    rows.end_us[is_open] = np.where(rows.role[is_open] == Role.OBSERVED, OPEN, NO_TIME)
+    rows.end_us[is_open] = np.where(rows.role[is_open] == Role.OBSERVED, UNENDED, NO_TIME)
     rows.lose("open_end", no_death)
 
 
@@ -384,7 +257,7 @@ def _join_periods(rows: Rows, counts: RuleCounts) -> None:
         if rows.end_us[row] > rows.end_us[first]:
             rows.end_us[first] = rows.end_us[row]
             rows.end_date_only[first] = rows.end_date_only[row]
-    rows.end_us[rows.end_us >= OPEN] = NO_TIME
+    rows.end_us[rows.end_us >= UNENDED] = NO_TIME
 
 
 def _starts(rows: Rows) -> Bools:

@@ -32,6 +32,7 @@ from ehrsequencing.readers.cells import (
 from ehrsequencing.readers.registry import Import, reader
 from ehrsequencing.readers.rows import (
     CodeBook,
+    Left,
     Role,
     SubjectNames,
     joined,
@@ -265,7 +266,7 @@ def _rows(
             ends = pc.match_substring(code, "DISCHARGE")
             values["acute"] = pc.and_(ends, pc.match_substring_regex(code, _DISCHARGE))
             is_other = pc.xor(ends, values["acute"])
-            values["died"] = pc.if_else(is_other, False, pa.scalar(None, pa.bool_()))
+            values["left"] = pc.if_else(is_other, int(Left.ALIVE), None).cast(pa.int8())
         for role, chosen in (
             (Role.DEATH, is_death),
             (
@@ -273,9 +274,10 @@ def _rows(
                 pc.invert(is_death),
             ),
         ):
-            parts.append(
-                make_rows(role, base if fixed else stay, code, pc.and_(keep, chosen), **values)
-            )
+            chosen = pc.and_(keep, chosen)
+            if role is Role.DEATH and event.code_from is None:  # it is in every row
+                chosen = pc.and_(chosen, pc.is_valid(time))
+            parts.append(make_rows(role, base if fixed else stay, code, chosen, **values))
     return pa.concat_tables(parts, promote_options="default")
 
 

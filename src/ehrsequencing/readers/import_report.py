@@ -16,6 +16,12 @@ from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
 
 WARN_SHARE = 0.05  # warn if more of a table's rows, or of a column's cells, are lost
+# of all diagnoses, beyond which an unconfirmed status is a system's default
+MOST_UNSURE = 0.5
+UNSURE = (
+    "{:,} of {:,} {} have the status {}: they are no confirmed diagnoses; if it is your system's default, set "
+    "import.provisional=confirmed"
+)
 _TABLE_BITS = 40  # the number of a row is table · 2⁴⁰ + its position in the table
 # Of a row that made several rows of ours, the last reason in this order counts.
 REASONS = {
@@ -29,6 +35,8 @@ REASONS = {
     "subsetted": "a copy that lacks some elements (SUBSETTED), beside the whole resource",
     "withdrawn": "the source says that it was deleted",
     "replaced": "the record of a patient that another record replaces",
+    "of_another": "it is about somebody or something else than its subject (`focus`)",
+    "adjusted": "a bill that a later bill replaces or voids",
     "no_diagnosis": "a bill without a diagnosis of its own: Conditions that it refers to are read themselves",
     "looked_up": "read where another resource refers to it",
     "no_person": "the person id is missing or cannot be read (in FHIR, an `identifier` alone cannot be followed)",
@@ -36,7 +44,7 @@ REASONS = {
     "no_time": "no readable date",
     "duplicates": "equals another row",
     "overlapping_periods": "merged into another observation period",
-    "two_deaths": "a further death of the same person: the earliest counts",
+    "two_deaths": "a further death of the same person, or a vaguer one",
     "two_births": "a further birth of the same person: the earliest counts",
     "open_end": "a death in the far future: it means that nobody has died yet",
     "issued_after_death": "a result that was issued after the death of its person",
@@ -59,6 +67,8 @@ _NOT_LOST = {
     "older_version",
     "subsetted",
     "issued_after_death",
+    "of_another",
+    "adjusted",
     "withdrawn",
     "replaced",
     "open_end",
@@ -80,6 +90,12 @@ RULES = {
     "subsetted": "copies of resources that lack some elements were left out beside the whole ones",
     "older_version": "resources of which a newer version is there were left out",
     "withdrawn": "resources that the source says were deleted were left out",
+    "provisional": "diagnoses that are not confirmed (differential, provisional …) got the ending //provisional",
+    "of_another": "results that are about somebody or something else than their subject (`focus`) were left out",
+    "adjusted": "bills that a later bill replaces or voids were left out",
+    "linked": "patients' records were joined with others that their source links: one person",
+    "linked_many": "persons have more than five linked records: check that these are no different people",
+    "shared_number": "patients' records share a record number with another, and may be one person: not joined",
     "replaced": "patients' records were merged into the record that replaces them",
     "undated": "conditions, procedures and the like without a date were put at the end of their visit",
     "fixed_code": "line breaks and runs of blanks in codes became one blank",
@@ -90,6 +106,11 @@ RULES = {
     "billed": "bills of a stay of more than a day were put at its end, because they are written then",
     "part": "parts of a stay of the same class as the stay got the ending //PART: they are no stays of their own",
     "date_only": "dates without a time were put at the end of their day, or of their visit where that is earlier",
+    "open_stay": "stays have no end: their source says that the person was still there, or gives none",
+    "moved": "stays went on in another hospital within a day, as their destination says: one episode of care",
+    "transferred": "stays ended with a move to another hospital of which there is no record: no discharge",
+    "interim_bill": "bills of a stay that went on were joined with the next one of that site",
+    "short_gap": "stays began at another site within a day of a stay's end that names no hospital: not joined",
     "end_before_start": "ends that lie before their start were dropped",
     "open_end": "ends and deaths in the far future were dropped: they mean that nothing had ended yet",
     "two_births": "persons with several births got the earliest",
@@ -98,6 +119,8 @@ RULES = {
     "death_at_discharge": "deaths known by their day were put at the end of the stay that ended on that day",
     "stated_death": "persons have no recorded death and a stay that ended by death: they died at its end",
     "two_deaths": "persons with several deaths got the earliest",
+    "vague_death": "deaths known by their year or month gave way to a more precise one of that time",
+    "death_conflict": "persons have deaths that contradict one another: the earliest counts",
     "no_birth": "persons have no date of birth: their age is unknown",
     "overlapping_periods": "observation periods that overlap or touch were merged",
     "none_code": "codes are the text None",
@@ -105,10 +128,17 @@ RULES = {
     "near_day": "moments on the day before or after the date of their row were kept",
     "no_number": "values that are no number were dropped, their code kept",
     "unlisted": "texts that the map's `codes` does not list made no event",
-    "undated_death": "persons have died at an unknown time: they have no death",
+    "undated_death": "persons have died at an unknown time: a row MEDS_DEATH without a time says so",
     "nobody": "persons without any row with a time, besides their birth, were left out",
 }
-_MIXED = ("births_apart", "two_sexes")  # rules that an analyst should know of
+_MIXED = (
+    "births_apart",
+    "two_sexes",
+    "death_conflict",
+    "undated_death",
+    "linked_many",
+    "shared_number",
+)  # rules that an analyst should know of
 RuleCounts = Counter[str]  # how often each rule of RULES was applied
 
 

@@ -33,6 +33,7 @@ from ehrsequencing.readers.rows import (
     rows_schema,
     taken,
 )
+from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.meds import IMPORT_SETTINGS, SPLITS
 from ehrsequencing.records.splits import hash_splits
 
@@ -40,6 +41,8 @@ BUCKETS = 64  # of each split
 FLUSH_ROWS = 500_000  # rows held before they are spilled, and the least that a shard is cut from
 REPORT = "import_report.json"
 OPEN_YEAR = 2050  # an end before this year is never taken for "not ended yet"
+# ends of stays on the last day of any: so many, and so many times those of a day before, are people still there
+FEWEST_ENDS, MORE_ENDS, LATEST_DAYS = 5, 3, 60
 YEAR_GAP = 10  # dates after so many years without a row are taken for wrong
 
 
@@ -64,7 +67,8 @@ class MedsWriter:
         self._waiting: list[pa.Table] = []
         self._bucket_rows: Counter[int] = Counter()
         self._open: dict[int, pa.RecordBatchFileWriter] = {}
-        self._years: Counter[int] = Counter()  # rows by year, without births and deaths
+        self._days: Counter[int] = Counter()  # rows by day since 1970, without births and deaths
+        self._ends: Counter[int] = Counter()  # the same, of ends of hospital stays of acute care
 
     def add(self, rows: pa.Table) -> None:
         """Take rows with the columns of `rows_schema`; an absent column is null."""
@@ -72,9 +76,14 @@ class MedsWriter:
         is_event = ~np.isin(
             rows["role"].to_numpy(), (UNUSABLE, Role.PERSON, Role.STATIC, Role.DEATH)
         )
-        years = pc.year(rows["time"].filter(pa.array(is_event)).drop_null())
-        for year in pc.value_counts(years).to_pylist():
-            self._years[year["values"]] += year["counts"]
+        times = rows["time"].filter(pa.array(is_event))
+        for days, moments in (
+            (self._days, times),
+            (self._ends, rows["end"].filter(pc.fill_null(rows["inpatient"], False))),
+        ):
+            counts = pc.value_counts(pc.divide(moments.drop_null().cast(pa.int64()), DAY_US))
+            for day in counts.to_pylist():
+                days[day["values"]] += day["counts"]
         coded = encoded(rows["code"])
         texts = coded.dictionary.cast(pa.string())
         new = texts.filter(pc.invert(pc.is_in(texts, self._texts))).drop_null()
@@ -116,11 +125,18 @@ class MedsWriter:
         self._flush()
         for writer in self._open.values():
             writer.close()
-        report, open_after_us = self.report, _open_after_us(self._years)
+        report, open_after_us = self.report, _open_after_us(self._days)
+        inside = [day for day in self._days if open_after_us and day * DAY_US < open_after_us]
+        drawn_us = max(inside, default=0) * DAY_US if inside else None
+        if ended := _ends_on_last_day(self._ends):
+            report.cautions.append(
+                f"{ended:,} hospital stays end on the day of the last end, far more than on any day before: if the "
+                "records were drawn on that day, these people were still there; say so in the source, as discharged_to"
+            )
         splits: list[pa.Table] = []
         seen: set[str] = set()
         for split, rows in self._groups():
-            made = cleaned(rows, report, open_after_us=open_after_us)
+            made = cleaned(rows, report, open_after_us=open_after_us, drawn_us=drawn_us)
             subjects = pc.unique(made["subject_id"])
             if not len(subjects):
                 continue
@@ -197,13 +213,23 @@ class MedsWriter:
         _write(self.folder / meds.code_metadata_filepath, table)
 
 
-def _open_after_us(years: Mapping[int, int]) -> int | None:
+def _ends_on_last_day(ends: Mapping[int, int]) -> int:
+    """How many stays end on the day of the last end; 0 where other days have nearly as many."""
+    last, before = max(ends, default=0), sorted(ends)[-LATEST_DAYS - 1 : -1]
+    usual = max((ends[day] for day in before), default=0)
+    return ends[last] if len(before) and ends[last] >= max(FEWEST_ENDS, MORE_ENDS * usual) else 0
+
+
+def _open_after_us(days: Mapping[int, int]) -> int | None:
     """The time after which an end means "not ended yet", as 2099-12-31 does; None without any row.
 
     It is the end of the year after the data's last year, and not before `OPEN_YEAR`, so that dates shifted into the
     future (MIMIC's) keep their ends. The last year is the last one with starts or events that is reached from
     the year with the most rows without a gap of more than `YEAR_GAP` years, so that a single wrong date does not count.
     """
+    years = Counter[int]()
+    for day, rows in days.items():
+        years[np.datetime64(day, "D").astype("datetime64[Y]").astype(int) + 1970] += rows
     if not years:
         return None
     last = max(years, key=lambda year: (years[year], year))

@@ -61,7 +61,9 @@ class Import:
         refuse_overlap(self._out, *([source] if source is not None else []))
         with complete_folder(self._out, IMPORTED, overwrite=self._overwrite) as folder:
             writer = MedsWriter(folder, self.report, encounter)
-            writer.settings["known"] = self.settings.known
+            writer.settings |= {
+                name: getattr(self.settings, name) for name in ("known", "provisional")
+            }
             if self.zone is not None:
                 writer.settings["time_zone"] = str(self.zone)
             yield writer

@@ -1,6 +1,7 @@
 """What a reader gives to the writer: rows of a few columns, ids of patients, and what it knows of the codes."""
 
 import hashlib
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -22,7 +23,9 @@ SUBJECT_IDS = "metadata/subject_ids.parquet"
 END_SUFFIX = "//END"  # the end of a visit or stay has the code of its start with this suffix
 PART_SUFFIX = "//PART"  # a part of a stay of the same class, as a stay on a second ward
 NO_TIME = np.iinfo(np.int64).min
-OPEN = np.iinfo(np.int64).max - DAY_US  # the end of what has not ended
+UNENDED = np.iinfo(np.int64).max - DAY_US  # the end of what has not ended
+# what ids, codes and words of the sources mean
+TERMS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("terms.toml").read_text("utf-8"))
 _MANY = 1 << 62  # combinations that a number of 8 bytes can tell apart
 
 
@@ -32,7 +35,7 @@ class Role(IntEnum):
     EVENT = 0  # happened at `time`
     PERSON = 1  # this subject exists; born at `time`; makes no row where that is unknown
     STATIC = 2  # true without a time (sex)
-    DEATH = 3
+    DEATH = 3  # at `time`, or between `time` and `end`; without a time: this subject has died
     VISIT = 4  # an encounter from `time` to `end`; other rows refer to it by `encounter_id`
     SPAN = 5  # anything else that starts and ends (a stay on a ward)
     OBSERVED = 6  # a period under observation, with the code `PERIOD_START`
@@ -41,6 +44,15 @@ class Role(IntEnum):
     BEGUN = 9  # as `REPORTED`, but without a time it is no row
     BILLED = 10  # as `BEGUN`, and written after the end of its visit, whatever day it names
     ISSUED = 11  # a result that became available at `time`: of its encounter only until that ends
+
+
+class Left(IntEnum):
+    """How a stay ended, as its source says."""
+
+    ALIVE = 0  # in another way than those below
+    DIED = 1
+    STILL = 2  # it has not: the `end` is the day until which the source saw the person inside
+    MOVED = 3  # to another hospital of acute care
 
 
 def rows_schema(encounter: pa.DataType) -> pa.Schema:
@@ -61,8 +73,10 @@ def rows_schema(encounter: pa.DataType) -> pa.Schema:
             "encounter_id": encounter,
             # whether a visit is of an inpatient, emergency, observation or intensive-care class
             "acute": pa.bool_(),
-            # whether a visit ended with a death, as the source says; null where it does not say
-            "died": pa.bool_(),
+            # whether it is a hospital stay of acute care, which may be a part of an episode of care
+            "inpatient": pa.bool_(),
+            "site": pa.string(),  # where a visit was
+            "left": pa.int8(),  # how a visit ended, a number of `Left`; null where the source does not say
             "source": pa.int64(),  # the number of the source's row, from `TableCounts.take`
         }
     )
@@ -114,12 +128,12 @@ class VisitSpans:
 
     start_us: Ints  # (v + 1,) `NO_TIME` where it is not known
     end_us: Ints  # (v + 1,) without a valid end, the end of the day on which it starts
-    until_us: Ints  # (v + 1,) the end of the day after its last day; `OPEN` without a valid end, since it may go on
+    until_us: Ints  # (v + 1,) the end of the day after its last day; `UNENDED` without a valid end, since it may go on
 
 
 UNUSABLE = -1  # the role of a row that cannot be used
 _UNCODED = (Role.NAMED_VISIT,)  # roles that need no code
-_UNDATED = (Role.PERSON, Role.STATIC, Role.NAMED_VISIT)  # and no time
+_UNDATED = (Role.PERSON, Role.STATIC, Role.DEATH, Role.NAMED_VISIT)  # and no time
 
 
 def conformed(rows: pa.Table, schema: pa.Schema, report: ImportReport) -> pa.Table:
@@ -254,7 +268,7 @@ def ordered_rows(
     """
     subject, time_us, code = keys
     is_timed = time_us != NO_TIME
-    first = int(time_us[is_timed].min(initial=OPEN))
+    first = int(time_us[is_timed].min(initial=UNENDED))
     since = np.where(is_timed, time_us - first, 0)
     unit = 1 if (since % SECOND_US).any() else SECOND_US
     number = packed([subject, np.where(is_timed, since // unit + 1, 0), code])

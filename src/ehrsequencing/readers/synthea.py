@@ -55,7 +55,17 @@ _ACUTE = ("inpatient", "emergency", "observation", "icu")
 _TEXTS = ("CODE", "DESCRIPTION", "SYSTEM", "ENCOUNTERCLASS", "VALUE", "UNITS", "TYPE")
 _MODALITY = ("MODALITY_CODE", "MODALITY_DESCRIPTION")
 _PATIENTS = ("ID", "BIRTHDATE", "DEATHDATE", *_STATIC)
-_EVENTS = ("ID", "PATIENT", "ENCOUNTER", "START", "DATE", "STOP", *_TEXTS, *_MODALITY)
+_EVENTS = (
+    "ID",
+    "PATIENT",
+    "ENCOUNTER",
+    "ORGANIZATION",
+    "START",
+    "DATE",
+    "STOP",
+    *_TEXTS,
+    *_MODALITY,
+)
 _DATES = ("BIRTHDATE", "DEATHDATE", "START", "DATE", "STOP")
 _FIX = "name the folder of Synthea's CSV files, plain or gz"
 
@@ -163,6 +173,8 @@ def _events(name: str, block: Block, codes: CodeBook, job: Import) -> pa.Table:
         time=time,
         end=block.times("STOP"),
         acute=pc.is_in(pc.utf8_lower(kind), pa.array(_ACUTE)),
+        inpatient=pc.equal(pc.utf8_lower(kind), "inpatient"),
+        site=block.name("ORGANIZATION"),
     )
     return pa.concat_tables([stay, events], promote_options="default")
 

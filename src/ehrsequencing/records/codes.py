@@ -19,9 +19,18 @@ import pyarrow.compute as pc
 from ehrsequencing.config import StudyConfig, TaskConfig
 from ehrsequencing.core.arrays import Bools
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.records.events import BIRTH, DEATH, Events, OfCodes
+from ehrsequencing.records.events import (
+    BIRTH,
+    DEATH,
+    DOUBTFUL_DEATH,
+    STAY_MARKS,
+    UNDATED_DEATH,
+    Events,
+    OfCodes,
+)
 from ehrsequencing.records.parquet_rows import is_text, read_table
 
+PROVISIONAL = "//provisional"  # the ending of a diagnosis that is not confirmed
 _CONDITION = re.compile(
     r"(?P<code>.*\S) +(?P<sign>>=|<=|>|<|=) +(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
 )
@@ -115,6 +124,7 @@ class CodeMatcher:
     Args:
         patterns: Patterns of a task file; a code matches when any pattern does.
         parents: Parents of each code, for `under:`.
+        confirmed: Whether diagnoses that are not confirmed match only a pattern that names them so.
 
     Attributes:
         by_value: The patterns with a condition on a number.
@@ -122,8 +132,13 @@ class CodeMatcher:
     """
 
     def __init__(
-        self, patterns: Iterable[str], *, parents: Mapping[str, list[str]] | None = None
+        self,
+        patterns: Iterable[str],
+        *,
+        parents: Mapping[str, list[str]] | None = None,
+        confirmed: bool = False,
     ) -> None:
+        self.confirmed = confirmed
         self.patterns = tuple(patterns)
         self._cache: dict[str, bool] = {}
         self.mask = OfCodes(self._mask)
@@ -161,6 +176,12 @@ class CodeMatcher:
             if pattern.startswith("re:"):
                 text = pa.array(codes, pa.large_string())
                 out |= np.asarray(pc.match_substring_regex(text, _regex(pattern)))
+        sure = [pattern for pattern in patterns if PROVISIONAL[2:] in pattern]
+        if self.confirmed and len(sure) < len(patterns):
+            unsure = np.fromiter((c.endswith(PROVISIONAL) for c in codes), bool, count=len(codes))
+            if unsure.any():
+                out &= ~unsure
+                out[unsure] = self._match(sure, tuple(np.array(codes)[unsure].tolist()))
         return out
 
     def events(self, events: Events) -> Bools:
@@ -234,7 +255,16 @@ def excluded_codes(
 ) -> CodeMatcher:
     """Codes that make no token, no visit and no visit end (docs/records.md)."""
     censoring = [code for task in tasks for code in task.censoring.code or ()]
-    matcher = CodeMatcher([BIRTH, DEATH, *censoring, *study.visits.ignore], parents=parents)
+    quiet = [
+        BIRTH,
+        DEATH,
+        UNDATED_DEATH,
+        DOUBTFUL_DEATH,
+        *STAY_MARKS,
+        *censoring,
+        *study.visits.ignore,
+    ]
+    matcher = CodeMatcher(quiet, parents=parents)
     matcher.refuse_conditions("censoring.code and visits.ignore")
     return matcher
 

@@ -1,4 +1,4 @@
-"""A task → index times, prediction times, outcomes, censoring and attrition (docs/guide.md).
+"""A task → index times, prediction times, outcomes, censoring and attrition (docs/tasks.md).
 
 Everything is decided per subject from its own timed rows. With T the first outcome or competing event, C the end of
 follow-up and p a prediction time, a row exists exactly where `index ≤ p < min(T, C)`, so that nothing of the outcome's
@@ -9,26 +9,30 @@ exists where `index ≤ p < min(first competing event, C)`, and an earlier outco
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ehrsequencing.config import TaskConfig
-from ehrsequencing.config.task import CensoringConfig
 from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.codes import CodeMatcher
+from ehrsequencing.records.deaths import deaths_of
+from ehrsequencing.records.episodes import find_episodes
 from ehrsequencing.records.events import (
     BIRTH,
     DAY_US,
     DEATH,
+    DOUBTFUL_DEATH,
     FOLLOW_UP,
     NEVER,
     PERIOD_END,
     PERIOD_START,
     STATIC,
+    STAY_MARKS,
+    UNDATED_DEATH,
     first_time,
     last_time,
     opens_run,
@@ -38,46 +42,15 @@ from ehrsequencing.records.labels import (
     Eligibility,
     IndexTimes,
     are_observed,
+    designed_end,
     eligibility_steps,
     read_index_times,
 )
 from ehrsequencing.records.outcomes import outcome_finder
-from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.visits import Record, Visits, count_at_or_before, next_of
 
 # how follow-up ends: by an event, a death that is no cause, a code of `censoring`, the data's end, or as is said of all
 ENDINGS = ("event", "death", "code", "data_end", "other")
-
-
-def designed_end(rule: CensoringConfig, birth_us: Ints, data_end_us: Ints | int) -> Ints:
-    """When each subject's follow-up ends by design, whatever happens before; `NEVER` where nothing ends it so.
-
-    Args:
-        rule: Of the task.
-        birth_us: (S,) `STATIC` where unknown: an age then ends nothing.
-        data_end_us: End of the data set, one for all or (S,); nobody is followed for longer.
-
-    Returns:
-        (S,) microseconds.
-    """
-    out = np.full(len(birth_us), NEVER)
-    if rule.date is not None:
-        out[:] = np.minimum(parse_date_us(rule.date), data_end_us)
-    elif rule.dataset_end:
-        out[:] = data_end_us
-    elif rule.age is not None:
-        known = birth_us != STATIC
-        age_us = birth_us[known] + round(rule.age * DAY_US)
-        out[known] = np.minimum(age_us, np.broadcast_to(data_end_us, out.shape)[known])
-    return out
-
-
-def potential_days(records: TaskRecords, task: TaskConfig, dataset_end_us: int) -> Floats:
-    """(R,) days from each prediction time until follow-up ends by design; infinite where nothing ends it so."""
-    rows = records.rows
-    end_us = designed_end(task.censoring, records.timelines.birth_us, dataset_end_us)[rows.subject]
-    days = (end_us - rows.prediction_us) / DAY_US
-    return np.where(end_us == NEVER, np.inf, days)
 
 
 def cohort_steps(task: TaskConfig) -> tuple[str, ...]:
@@ -160,19 +133,27 @@ class CohortBuilder:
 
     def __init__(self, task: TaskConfig, *, parents: Mapping[str, list[str]] | None = None) -> None:
         def matcher(patterns: Iterable[str] | None) -> CodeMatcher | None:
-            return CodeMatcher(patterns, parents=parents) if patterns else None
+            return CodeMatcher(patterns, parents=parents, confirmed=True) if patterns else None
 
         index = task.index
-        self.task = task
+        self.task, self.parents = task, parents
         self.index_codes = matcher(index.code)
         self.cause_codes = [
-            CodeMatcher(patterns, parents=parents) for patterns in task.patterns.values()
+            CodeMatcher(patterns, parents=parents, confirmed=True)
+            for patterns in task.patterns.values()
         ]
         self.censoring_codes = matcher(task.censoring.code)
         is_period = self.censoring_codes is not None and self.censoring_codes(PERIOD_END)
         starts = task.censoring.start or ((PERIOD_START,) if is_period else None)
         self.start_codes = matcher(starts)
-        quiet = (BIRTH, *FOLLOW_UP, *(task.censoring.code or ()))
+        quiet = (
+            BIRTH,
+            UNDATED_DEATH,
+            DOUBTFUL_DEATH,
+            *FOLLOW_UP,
+            *STAY_MARKS,
+            *(task.censoring.code or ()),
+        )
         self.marks = CodeMatcher(quiet, parents=parents)  # rows in which nothing happens
         self.eligibility = Eligibility(task.eligibility, parents=parents)
         self.outcomes = outcome_finder(task, parents or {})
@@ -213,30 +194,37 @@ class CohortBuilder:
         labelled: bool = True,
         as_of_us: int | None = None,
     ) -> Cohort:
-        """Apply the task to one shard.
+        """Apply the task to one shard: prediction times and counts.
 
         Args:
             record: The shard.
             dataset_end_us: Last timestamp of the data set.
             labelled: False for prediction in use, which knows no censoring.
             as_of_us: Ask only at this moment (needs `labelled=False`).
-
-        Returns:
-            Prediction times and counts.
         """
+        record, undated_us = deaths_of(record, self.task)
         events, birth_us = record.events, record.birth_us
+        episodes = find_episodes(record, self.cause_codes)
+        if episodes is not None and self.task.episodes:
+            record = replace(record, hidden=episodes.hidden)
         owner, moment = self._candidates(record)
         event_us, event_cause = self._first_cause(record)
         death_us = first_time(events, events.is_code(DEATH), record.subject, len(birth_us))
         # nobody is followed or predicted after death
         censor_us = np.where(death_us == STATIC, NEVER, death_us)[owner]
+        if undated_us is not None:
+            censor_us = np.minimum(censor_us, undated_us[owner])
         marks = self._marks(record)
         is_observed, ending = np.ones(len(owner), dtype=bool), np.zeros(len(owner), dtype=np.int64)
         if labelled:
-            ends = self._censoring(record, marks, owner, moment, death_us, dataset_end_us)
+            ends = self._censoring(record, marks, owner, moment, dataset_end_us)
             ending = np.where(censor_us <= ends[0], ENDINGS.index("death"), ends[1])
             censor_us = np.minimum(censor_us, ends[0])
             is_observed = are_observed(record, *marks, owner, moment)
+            if episodes is not None:
+                until_us = episodes.until(record, owner, moment)
+                ending = np.where(until_us < censor_us, ENDINGS.index("other"), ending)
+                censor_us = np.minimum(censor_us, until_us)
         t, cause = event_us[owner], event_cause[owner]
         n_rules = len(self.eligibility.steps)
         passed = self.eligibility.passed(record, owner, moment)
@@ -328,7 +316,7 @@ class CohortBuilder:
         event_us, cause = np.full(n_subjects, NEVER), np.zeros(n_subjects, dtype=np.int8)
         ends_after = len(self.task.outcome) if self.task.recurrent else 0
         for number, codes in enumerate(self.cause_codes[ends_after:], start=ends_after + 1):
-            chosen = codes.events(record.events)
+            chosen = _matches(record, codes)
             first = first_time(record.events, chosen, record.subject, n_subjects)
             earlier = (first != STATIC) & (first < event_us)
             event_us[earlier], cause[earlier] = first[earlier], number
@@ -360,16 +348,14 @@ class CohortBuilder:
         marks: tuple[Bools, Bools],
         owner: Ints,
         moment: Ints,
-        death_us: Ints,
         dataset_end_us: int,
     ) -> tuple[Ints, Ints]:
         """C of each index candidate, death aside, and what it is (in `ENDINGS`)."""
-        (ends, begins), data_end_us = marks, np.maximum(dataset_end_us, death_us)
-        events, subject = record.events, record.subject
-        designed = designed_end(self.task.censoring, record.birth_us, data_end_us)
+        (ends, begins), events, subject = marks, record.events, record.subject
+        designed = designed_end(self.task.censoring, record.birth_us, dataset_end_us)
         last = last_time(events, ~events.is_code(BIRTH), subject, len(record.subject_id))
         last[np.isin(record.subject_id, events.beyond)] = dataset_end_us
-        last[subject[begins]] = data_end_us[subject[begins]]  # a period without an end goes on
+        last[subject[begins]] = dataset_end_us  # a period without an end goes on
         mark_us = next_of(subject[ends], events.time_us[ends], owner, moment)[1]
         end_us = np.where(designed == NEVER, last, designed)[owner]
         end_us = np.where(mark_us == NEVER, end_us, np.minimum(mark_us, designed[owner]))
@@ -428,9 +414,8 @@ class CohortBuilder:
             next_cause = np.append(marks.cause, 0)[position]
             cause = np.where(next_us <= end, next_cause, cause)
             end = np.minimum(next_us, end)
-        if labelled:  # after the data's end only those have a follow-up who die later
+        if labelled:
             at_risk &= moment < end - round(self.task.blanking * DAY_US)
-            at_risk &= moment <= dataset_end_us
         left = np.flatnonzero(at_risk)
         owner, moment, index = owner.take(left), moment.take(left), index.take(left)
         end, cause, keep = end.take(left), cause.take(left), keep.take(left)
@@ -446,5 +431,11 @@ class CohortBuilder:
         )
 
 
+def _matches(record: Record, matcher: CodeMatcher) -> Bools:
+    """(n,) which rows match, those inside an episode of care apart."""
+    chosen = matcher.events(record.events)
+    return chosen if record.hidden is None else chosen & ~record.hidden
+
+
 def _timed(record: Record, matcher: CodeMatcher) -> Ints:
-    return np.flatnonzero(matcher.events(record.events) & (record.events.time_us != STATIC))
+    return np.flatnonzero(_matches(record, matcher) & (record.events.time_us != STATIC))

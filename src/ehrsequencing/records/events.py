@@ -20,7 +20,17 @@ BIRTH, DEATH = "MEDS_BIRTH", "MEDS_DEATH"
 # what imports write where a period under observation begins and ends
 PERIOD_START, PERIOD_END = "OBSERVATION_PERIOD_START", "OBSERVATION_PERIOD_END"
 # codes of follow-up, under the names that imports and shared data sets use: they are no news of anybody
-FOLLOW_UP = ("END_OF_FOLLOWUP", PERIOD_START, PERIOD_END)
+ENDS = ("END_OF_FOLLOWUP", PERIOD_END)
+FOLLOW_UP = (*ENDS, PERIOD_START)
+# What imports write beside a stay, before its code: nobody closed it; it ended with a move to another hospital, whose
+# record is here or not; it goes on with a stay that was elsewhere. No token, no visit.
+OPEN, MOVED, TRANSFERRED, CONTINUED = (
+    f"STAY_{name}//" for name in ("OPEN", "MOVED", "TRANSFERRED", "CONTINUED")
+)
+STATED_DEATH = "STAY_DIED//"  # a stay that ended by a death, where the record goes on after it
+STAY_MARKS = tuple(f"{mark}*" for mark in (OPEN, MOVED, TRANSFERRED, CONTINUED, STATED_DEATH))
+# what reading makes of a death without a date, and of one that its person outlived
+UNDATED_DEATH, DOUBTFUL_DEATH = f"{DEATH}//UNDATED", f"{DEATH}//DOUBTFUL"
 STATIC = np.iinfo(np.int64).min  # time_us of an event without a time
 NEVER = np.iinfo(np.int64).max
 SECOND_US, DAY_US = 1_000_000, 86_400_000_000

@@ -5,7 +5,8 @@ until it, is it still to come, and of whom is it not known?
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from copy import copy
 
 import numpy as np
 
@@ -13,18 +14,23 @@ from ehrsequencing.config import TaskConfig
 from ehrsequencing.config.task import CensoringConfig
 from ehrsequencing.core.disclosure import count_text
 from ehrsequencing.records.account import Attrition
-from ehrsequencing.records.cohort import CohortBuilder, CohortRows, designed_end
+from ehrsequencing.records.codes import PROVISIONAL, CodeMatcher
+from ehrsequencing.records.cohort import CohortBuilder, CohortRows
 from ehrsequencing.records.events import (
     BIRTH,
     DAY_US,
     DEATH,
+    DOUBTFUL_DEATH,
     NEVER,
     PERIOD_END,
     STATIC,
+    UNDATED_DEATH,
     last_time,
     opens_run,
     parse_date_us,
 )
+from ehrsequencing.records.labels import designed_end
+from ehrsequencing.records.meds import MedsReader
 from ehrsequencing.records.survey import DayCounts
 from ehrsequencing.records.visits import Record
 
@@ -32,6 +38,7 @@ MOST = 0.5  # share of the subjects without the event from which on their rows s
 # days after somebody's last row, above which an end by design may have missed that they left
 LONG_DAYS = 730
 ALONE_DAYS = 180  # of deaths without other rows, above which a registry outlives the records
+MUCH_UNSURE = 0.1  # share of an outcome's people whose diagnosis is not confirmed, above which a warning is due
 FEW_LOST = 0.01  # share of the indexes that may have nothing after them where no end is named
 
 
@@ -70,10 +77,55 @@ def count_ends(
     designed_us = designed_end(builder.task.censoring, record.birth_us, dataset_end_us)
     is_late = (designed_us == end_us) & (row_us < end_us - LONG_DAYS * DAY_US) & (end_us != NEVER)
     return {
+        **count_deaths(record, rows),
+        **_count_unsure(builder, record),
         "without_event": len(first),
         "end_on_last_day": int(is_last.sum()),
         "end_years_after": int(is_late.sum()),
     }
+
+
+def count_deaths(record: Record, rows: CohortRows) -> dict[str, int]:
+    """Of the subjects of a shard's prediction times, those with a death: dated, without a date, or in doubt."""
+    who = np.unique(rows.subject)
+    codes = {"dated": DEATH, "undated": UNDATED_DEATH, "doubtful": DOUBTFUL_DEATH}
+    return {
+        f"{name}_deaths": int(np.isin(who, record.subject[record.events.is_code(code)]).sum())
+        for name, code in codes.items()
+    }
+
+
+def _count_unsure(builder: CohortBuilder, record: Record) -> Counter[str]:
+    """Per outcome: subjects with a confirmed code of it, and those with codes that are not confirmed only."""
+    events, counts = record.events, Counter[str]()
+    is_unsure = np.array([code.endswith(PROVISIONAL) for code in events.codes])
+    for (name, patterns), sure in zip(
+        builder.task.outcome.items(), builder.cause_codes, strict=False
+    ):
+        if not is_unsure.any():
+            break
+        known = np.unique(record.subject[sure.events(events)])
+        unsure = CodeMatcher(patterns, parents=builder.parents).mask(events.codes) & is_unsure
+        others = np.unique(record.subject[unsure[events.code]])
+        counts[f"confirmed {name}"] = len(known)
+        counts[f"unconfirmed {name}"] = len(np.setdiff1d(others, known))
+    return counts
+
+
+def count_beyond(reader: MedsReader, builders: Sequence[CohortBuilder]) -> dict[str, Counter[str]]:
+    """Per task: subjects with an event of each cause after the data's end, which is dropped with the late rows."""
+    counts = {builder.task.name: Counter[str]() for builder in builders}
+    if reader.late is None:
+        return counts
+    whole = copy(reader)
+    whole.late, whole.fixes = None, Counter()
+    for events in whole:
+        late = events.time_us > reader.late.until_us
+        for builder in builders:
+            for name, matcher in zip(builder.task.causes, builder.cause_codes, strict=True):
+                who = np.unique(events.subject_id[matcher.events(events) & late])
+                counts[builder.task.name][f"beyond {name}"] += len(who)
+    return counts
 
 
 def compare_end(
@@ -161,7 +213,42 @@ def end_warnings(task: TaskConfig, attrition: Attrition) -> list[str]:
             "high. Say when follow-up ends, as in censoring: {dataset_end: true}.",
         ),
     )
-    return [text for holds, text in rules if holds]
+    return [text for holds, text in rules if holds] + _left_out(task, ends)
+
+
+def _left_out(task: TaskConfig, counts: Counter[str]) -> list[str]:
+    """Deaths and events that a task does not count, or counts as its `deaths` says."""
+    out = list[str]()
+    undated, dated = counts["undated_deaths"], counts["dated_deaths"]
+    if undated and any(DEATH in codes for codes in task.patterns.values()):
+        say = "end their follow-up" if task.deaths.undated == "censor" else "count as deaths"
+        out.append(
+            f"{count_text(undated)} people are known to be dead without a date, and {say} at their last sign of life. "
+            f"There are {dated + undated:,} deaths if all died there, {dated:,} if all are censored there; to choose, "
+            "set deaths: {undated: at_last_sign} or deaths: {undated: censor}."
+        )
+    if doubtful := counts["doubtful_deaths"]:
+        say = "count" if task.deaths.doubtful == "keep" else "were dropped"
+        out.append(
+            f"{count_text(doubtful)} people were seen on two days or more, over 60 days after their death: these "
+            f"deaths {say}. ehrseq prepare lists these people in doubtful_deaths.parquet; to count the deaths, set "
+            "deaths: {doubtful: keep}."
+        )
+    for name in task.causes:
+        if beyond := counts[f"beyond {name}"]:
+            out.append(
+                f"{count_text(beyond)} events {name} lie after the data's end, long after nearly all other rows, and "
+                "do not count: everybody's follow-up ends there. If it goes on until then, name its last day, as in "
+                "data.extracted=2020-12-31."
+            )
+        sure, unsure = counts[f"confirmed {name}"], counts[f"unconfirmed {name}"]
+        if unsure > MUCH_UNSURE * (sure + unsure):
+            out.append(
+                f"{count_text(unsure)} of {count_text(sure + unsure)} people with a code of {name} have it only as a "
+                "diagnosis that is not confirmed, which is no outcome. If yours are confirmed by default, import with "
+                "import.provisional=confirmed, or list the codes with //provisional."
+            )
+    return out
 
 
 def unknown_ends(task: TaskConfig, counts: Mapping[str, int]) -> list[str]:

@@ -16,8 +16,9 @@ import pyarrow.compute as pc
 import pyarrow.csv as pv
 import pyarrow.parquet as pq
 
-from ehrsequencing.config import EligibilityConfig, HistoryCode, format_days
-from ehrsequencing.core.arrays import Bools, Ints, spans
+from ehrsequencing.config import EligibilityConfig, HistoryCode, TaskConfig, format_days
+from ehrsequencing.config.task import CensoringConfig
+from ehrsequencing.core.arrays import Bools, Floats, Ints, spans
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_unpacked
 from ehrsequencing.records.codes import CodeMatcher
@@ -29,10 +30,11 @@ from ehrsequencing.records.events import (
     STATIC,
     first_time,
     opens_run,
+    parse_date_us,
 )
 from ehrsequencing.records.meds import SPLITS, parquet_files
 from ehrsequencing.records.parquet_rows import read_table, subject_ids
-from ehrsequencing.records.timelines import TaskRows, open_arrays
+from ehrsequencing.records.timelines import TaskRecords, TaskRows, open_arrays
 from ehrsequencing.records.visits import Record, count_at_or_before, next_of
 
 # Columns that name the index, the best first; matched without regard to case, as OHDSI exports come in either.
@@ -249,6 +251,43 @@ def write_cohort(folder: Path, task: str) -> None:
                 writer.write_table(pa.Table.from_arrays(columns, schema=_COHORT))
 
 
+# ---- the end of follow-up by design ----
+
+
+def designed_end(rule: CensoringConfig, birth_us: Ints, data_end_us: Ints | int) -> Ints:
+    """When each subject's follow-up ends by design, whatever happens before; `NEVER` where nothing ends it so.
+
+    Args:
+        rule: Of the task.
+        birth_us: (S,) `STATIC` where unknown: an age then ends nothing.
+        data_end_us: End of the data set, one for all or (S,); nobody is followed for longer.
+
+    Returns:
+        (S,) microseconds.
+    """
+    out = np.full(len(birth_us), NEVER)
+    if rule.date is not None:
+        out[:] = np.minimum(parse_date_us(rule.date), data_end_us)
+    elif rule.dataset_end:
+        out[:] = data_end_us
+    elif rule.age is not None:
+        known = birth_us != STATIC
+        age_us = birth_us[known] + round(rule.age * DAY_US)
+        out[known] = np.minimum(age_us, np.broadcast_to(data_end_us, out.shape)[known])
+    return out
+
+
+def potential_days(
+    records: TaskRecords, task: TaskConfig, dataset_end_us: int, cut_us: int = NEVER
+) -> Floats:
+    """(R,) days from each prediction time until follow-up ends by design, at `cut_us` at the latest; else infinite."""
+    rows = records.rows
+    design = designed_end(task.censoring, records.timelines.birth_us, dataset_end_us)
+    end_us = np.minimum(design, cut_us)[rows.subject]
+    days = (end_us - rows.prediction_us) / DAY_US
+    return np.where(end_us == NEVER, np.inf, days)
+
+
 # ---- eligibility: who has a code before the index, and who has not ---------------------------------------------------
 
 
@@ -274,7 +313,7 @@ class Eligibility:
         self.steps = eligibility_steps(rules)
         self.rules = rules or EligibilityConfig()
         self.must_have, self.must_not_have = (
-            [(rule, CodeMatcher(rule.code, parents=parents)) for rule in wanted]
+            [(rule, CodeMatcher(rule.code, parents=parents, confirmed=True)) for rule in wanted]
             for wanted in (self.rules.must_have, self.rules.must_not_have)
         )
 

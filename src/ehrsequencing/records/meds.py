@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ehrsequencing.config import DataConfig, DialectConfig, VisitsConfig
+from ehrsequencing.config import DataConfig, DialectConfig, StudyConfig, ValuesConfig
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json, sha256
@@ -26,21 +26,21 @@ from ehrsequencing.core.outputs import (
     read_manifest,
     require_unchanged,
 )
+from ehrsequencing.records.codes import CodeMatcher
+from ehrsequencing.records.deaths import keep_lifetimes, settle_deaths
 from ehrsequencing.records.events import (
     BIRTH,
     DAY_US,
     DEATH,
+    ENDS,
     MAX_US,
-    NEVER,
     SECOND_US,
     STATIC,
     Events,
-    first_time,
-    last_time,
     opens_run,
     parse_date_us,
-    within_life,
 )
+from ehrsequencing.records.numbers import canonical_unit
 from ehrsequencing.records.parquet_rows import are_named, check_schemas, read_events
 
 __all__ = ["MedsReader"]
@@ -64,7 +64,11 @@ FIXES = {
     "before_birth": "rows before birth were dropped",
     "after_death": "rows after death were dropped",
     "bad_value": "values that are NaN, infinite or beyond 1e37 were dropped, their codes kept",
+    "missing_value": "numbers that values.missing names were set aside, their codes kept",
     "static_value": "numbers of rows without a time were ignored, their codes kept",
+    "undated_death": "people are known to be dead without a date: they are never alive after their last sign of life",
+    "filled_death": "deaths on 1 January, 31 December or a 15th went at the last sign of life of that year or month",
+    "doubtful_death": "deaths were dropped: their people were seen on two days or more, over 60 days later",
     "static_only": "subjects without any timed row were dropped",
     "absent_split": "splits of subjects without data were ignored",
     "old_age": "ages over 120 years were taken as unknown",
@@ -170,12 +174,6 @@ class LateRows:
         return f"{what}, after {self.gap_days:,} days without any row"
 
 
-def last_row_us(events: Events, late: LateRows | None) -> int:
-    """The last time of a shard's rows, late ones apart; `STATIC` without any."""
-    until_us = NEVER if late is None else late.until_us
-    return int(events.time_us[events.time_us <= until_us].max(initial=STATIC))
-
-
 class MedsReader:
     """The shards of one data set, checked and fixed one by one.
 
@@ -188,9 +186,10 @@ class MedsReader:
     """
 
     def __init__(
-        self, data: Path, settings: DataConfig | None = None, visits: VisitsConfig | None = None
+        self, data: Path, settings: DataConfig | None = None, study: StudyConfig | None = None
     ) -> None:
-        visits = visits or VisitsConfig()
+        study = study or StudyConfig()
+        visits, self.values = study.visits, study.values
         settings = settings or DataConfig()
         self.data = data
         self.encounter_column = visits.column if visits.by == "encounter" else None
@@ -201,6 +200,8 @@ class MedsReader:
         check_schemas(self.shards, self.dialect)
         self.fixes = Counter[str]()
         self.late: LateRows | None = None
+        # codes that end a follow-up: after a death they stand at it
+        self.ends = CodeMatcher(ENDS)
         # all of that day
         day_us = None if settings.extracted is None else parse_date_us(settings.extracted)
         self.declared_us = None if day_us is None else day_us + DAY_US - 1
@@ -231,6 +232,8 @@ class MedsReader:
             dialect=self.dialect,
             declared_us=self.declared_us,
             until_us=None if self.late is None else self.late.until_us,
+            ends=self.ends,
+            values=self.values,
         )
 
 
@@ -250,6 +253,12 @@ def read_card(data: Path) -> dict[str, Any]:
     path = data / "metadata" / "dataset.json"
     card = read_json(path) if path.is_file() else None
     return card if isinstance(card, dict) else {}
+
+
+def data_name(data: Path) -> str:
+    """What the data set calls itself, else its folder's name."""
+    name = read_card(data).get("dataset_name")
+    return name if isinstance(name, str) and name else data.name
 
 
 def is_simulation(data: Path) -> bool:
@@ -293,6 +302,8 @@ def fix(
     dialect: DialectConfig,
     declared_us: int | None,
     until_us: int | None = None,
+    ends: CodeMatcher | None = None,
+    values: ValuesConfig | None = None,
 ) -> Events:
     """Fix the events of one shard.
 
@@ -303,6 +314,8 @@ def fix(
         dialect: Other names of birth and death.
         declared_us: Rows after this moment are refused; None where the date of extraction is unknown.
         until_us: Rows after this moment are dropped; None where the data has no late rows.
+        ends: Codes that end a follow-up.
+        values: Which numbers mean that there is none, and whether units are joined.
 
     Returns:
         Events sorted by subject and time.
@@ -321,12 +334,14 @@ def fix(
                 where=f"{path}, row {late[0]}",
                 fix="correct data.extracted or the data",
             )
+    if values is not None:
+        events = _with_values(events, values, fixes)
     events = _drop_bad_years(events, fixes)
     if until_us is not None:
         events = _drop_late(events, until_us, fixes)
     events = _sort(events, fixes)
-    events = _drop_duplicates(events, fixes)
-    return _keep_lifetimes(events, path, fixes)
+    events = settle_deaths(_drop_duplicates(events, fixes), fixes)
+    return keep_lifetimes(events, path, fixes, ends or CodeMatcher(ENDS))
 
 
 def _rename(
@@ -349,6 +364,20 @@ def _rename(
     return replace(events, code=code.astype(np.int32), codes=codes)
 
 
+def _with_values(events: Events, values: ValuesConfig, fixes: Counter[str]) -> Events:
+    """Set numbers aside that mean that there is none, and join the spellings of units."""
+    missing = np.isin(events.value, np.array(values.missing, np.float32))
+    if missing.any():
+        fixes["missing_value"] += int(missing.sum())
+        events = replace(events, value=np.where(missing, np.float32(np.nan), events.value))
+    if values.units == "join":
+        names = [canonical_unit(code) for code in events.codes]
+        codes, place = np.unique(names, return_inverse=True)
+        code = place[events.code].astype(np.int32)
+        events = replace(events, codes=tuple(codes.tolist()), code=code)
+    return events
+
+
 def _drop_bad_years(events: Events, fixes: Counter[str]) -> Events:
     time = events.time_us
     early = np.count_nonzero(time < MIN_US)
@@ -364,19 +393,17 @@ def _drop_bad_years(events: Events, fixes: Counter[str]) -> Events:
 
 
 def _drop_late(events: Events, until_us: int, fixes: Counter[str]) -> Events:
-    """Drop rows after the data's end, but not those of who dies then; others who have any were followed until then.
+    """Drop rows after the data's end, deaths as well: who has any was followed until then, dead or living.
 
     A death that is an open end is dropped, and tells nothing.
     """
-    late, is_death = events.time_us > until_us, events.is_code(DEATH)
+    late = events.time_us > until_us
     if not late.any():
         return events
-    is_open = is_death & (events.time_us > until_us + OPEN_GAP_DAYS * DAY_US)
+    is_open = events.is_code(DEATH) & (events.time_us > until_us + OPEN_GAP_DAYS * DAY_US)
     is_open &= events.time_us >= OPEN_DAY * DAY_US
-    dies = np.isin(events.subject_id, events.subject_id[late & is_death & ~is_open])
-    late &= is_open | ~dies
     fixes["after_end"] += int(late.sum())
-    followed = late & ~is_death & ~events.is_code(BIRTH)
+    followed = late & ~is_open & ~events.is_code(BIRTH)
     return replace(events.take(~late), beyond=np.unique(events.subject_id[followed]))
 
 
@@ -410,41 +437,3 @@ def _drop_duplicates(events: Events, fixes: Counter[str]) -> Events:
     keep[rows[order[1:][same]]] = False
     fixes["duplicates"] += int(same.sum())
     return events.take(keep)
-
-
-def _keep_lifetimes(events: Events, path: Path, fixes: Counter[str]) -> Events:
-    """Refuse two births; drop impossible births and deaths, rows outside of a life, and who has only static rows."""
-    time_us, (subjects, row) = events.time_us, events.subjects
-    n = len(subjects)
-    timed, is_birth, is_death = time_us != STATIC, events.is_code(BIRTH), events.is_code(DEATH)
-    birth_us = first_time(events, is_birth, row, n)
-    if np.any(is_birth & timed & (time_us != birth_us[row])):
-        raise EhrseqError(
-            "a subject has two births",
-            where=str(path),
-            fix=f"keep one {BIRTH} per subject; dialect.birth lists the other names that count as births",
-        )
-    # looked at first, since a wrong birth or death would drop everything else
-    other_us = last_time(events, ~is_birth, row, n)
-    late_birth = is_birth & ((other_us != STATIC) & (birth_us > other_us))[row]
-    early_death = is_death & timed & (other_us >= birth_us)[row] & (time_us < birth_us[row])
-    is_sound = ~late_birth & ~early_death
-    birth_us = first_time(events, is_birth & is_sound, row, n)[row]
-    death_us = first_time(events, is_death & is_sound, row, n)[row]
-    # a date is at the start or, after an import, at the last second of its day
-    dated = timed & np.isin(time_us % DAY_US, (0, DAY_US - SECOND_US))
-    inside_us = within_life(time_us, dated, birth_us, death_us)
-    fixes["life_day"] += int((inside_us != time_us).sum())
-    time_us, events = inside_us, replace(events, time_us=inside_us)
-    before = is_sound & timed & (time_us < birth_us)
-    after = is_sound & timed & (death_us != STATIC) & (time_us > death_us)
-    is_sound &= ~before & ~after
-    static_only = is_sound & ~(np.bincount(row[is_sound & timed], minlength=n) > 0)[row]
-    fixes["late_birth"] += int(late_birth.sum())
-    fixes["early_death"] += int(early_death.sum())
-    fixes["before_birth"] += int(before.sum())
-    fixes["after_death"] += int(after.sum())
-    fixes["static_value"] += int((~timed & ~np.isnan(events.value)).sum())
-    fixes["static_only"] += len(np.unique(row[static_only]))
-    is_sound &= ~static_only
-    return events if is_sound.all() else events.take(is_sound)

@@ -69,7 +69,7 @@ def outcome_finder(task: TaskConfig, parents: Mapping[str, list[str]]) -> Outcom
     """
     if task.outcomes is None:
         return None
-    matcher = CodeMatcher(task.outcomes.codes, parents=parents)
+    matcher = CodeMatcher(task.outcomes.codes, parents=parents, confirmed=True)
     matcher.refuse_conditions(f"task {task.name}, outcomes.codes")
     return OutcomeFinder(matcher)
 
@@ -189,7 +189,7 @@ def choose_outcomes(
         [*ends, *(task.censoring.code or ()), *(task.censoring.start or ())], parents=parents
     ).mask(tuple(codes))
     matched = {
-        pattern: CodeMatcher([pattern], parents=parents).mask(tuple(codes))
+        pattern: CodeMatcher([pattern], parents=parents, confirmed=True).mask(tuple(codes))
         for pattern in settings.codes
     }
     any_of = np.logical_or.reduce(list(matched.values()))

@@ -41,26 +41,44 @@ from ehrsequencing.records.codes import (
     read_parents,
 )
 from ehrsequencing.records.cohort import CohortBuilder
+from ehrsequencing.records.deaths import refuse_undated, write_doubtful
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
-from ehrsequencing.records.events import Events, KeptRows, keep, ranges, read_kept
-from ehrsequencing.records.follow_up import compare_end, count_ends
+from ehrsequencing.records.events import (
+    DOUBTFUL_DEATH,
+    ENDS,
+    Events,
+    KeptRows,
+    keep,
+    ranges,
+    read_kept,
+)
+from ehrsequencing.records.follow_up import compare_end, count_beyond, count_ends
 from ehrsequencing.records.labels import write_cohort
 from ehrsequencing.records.meds import (
     IMPORT_SETTINGS,
     SPLITS,
     LateRows,
     MedsReader,
+    data_name,
     find_shards,
     is_simulation,
     parquet_files,
     read_card,
 )
+from ehrsequencing.records.numbers import number_warnings
 from ehrsequencing.records.outcomes import choose_outcomes
 from ehrsequencing.records.parallel import PROCESSES, call_in_order, count_rows, joblib_backend
 from ehrsequencing.records.people import PEOPLE, measures_to_keep
 from ehrsequencing.records.prepared import SECTIONS, Prepared
 from ehrsequencing.records.reference import write_reference
-from ehrsequencing.records.splits import SplitLookup, split_lookup, split_source
+from ehrsequencing.records.splits import (
+    SplitLookup,
+    cut_by_design,
+    cut_us,
+    require_room,
+    split_lookup,
+    split_source,
+)
 from ehrsequencing.records.survey import (
     DayCounts,
     Part,
@@ -212,28 +230,38 @@ def fill(
 
     # rows → visits, prediction times and labels, encoded
     ends = partial(compare_end, surveyed.days, surveyed.end_us)
-    tallies = {task.name: Tally(task, ends(stated=task.censoring.date)) for task in work.tasks}
+    beyond = count_beyond(reader, work.builders)
+    tallies = {
+        task.name: Tally(task, ends(stated=task.censoring.date) | beyond[task.name])
+        for task in work.tasks
+    }
     for builder in work.builders:
         named = (builder.index_codes, *builder.cause_codes, builder.censoring_codes)
         spellings = other_spellings(filter(None, named), fit.common_codes())
         people = {code: int(fit.subjects[fit.number[code]]) for code in spellings}
         tallies[builder.task.name].other_spellings = people
+    doubtful = list[Ints]()
     items = ((shards, surveyed.end_us) for shards in ranges(surveyed.part.kept, n_ranges))
     with ExitStack() as stack:
         writer = ArrayAppender(stack)
         for pieces in call_in_order(work, "encode", items, jobs=jobs):
             for piece in pieces:
                 fixes.update(piece.fixes)
+                doubtful.append(piece.doubtful)
                 _append(piece, folder, tallies, writer)
             tick()
     while tick.done < tick.total:  # there may be fewer ranges
         tick()
 
     # each task's files
+    for builder in work.builders:
+        refuse_undated(builder.task, builder.cause_codes, tallies[builder.task.name].follow_up)
     for task in work.tasks:
         nobody = nobody_left(task, tallies[task.name].as_json())
         if nobody is not None and not allow_empty:
             raise EhrseqError(nobody[0], where=f"task {task.name}", fix=nobody[1])
+        if work.study.splits.by == "date" and not allow_empty:
+            require_room(folder / "tasks", task, work.study.splits, surveyed.end_us)
     for task in work.tasks:
         place, choice = folder / "tasks" / task.name, None
         if task.outcomes is not None:
@@ -242,6 +270,7 @@ def fill(
         write_cohort(folder, task.name)
         write_settings(place / "task.yaml", task)
         write_json(place / "attrition.json", tallies[task.name].as_json(choice))
+    write_doubtful(folder, doubtful)
     shutil.rmtree(folder / _KEPT)
     training = open_arrays(Timelines, folder / "visits" / "train")
     kept = measures_to_keep(fit.carriers_to_keep(), training, vocabulary, end_us=surveyed.end_us)
@@ -255,6 +284,7 @@ def fill(
         "tasks": [task.name for task in work.tasks],
         "calendar": ends(),
         "known_training_rows": fit.known_share(vocabulary),
+        "numbers": number_warnings(fit.number, fit.values(), fit.numbered.tolist()),
         "fixes": {name: count for name, count in fixes.items() if count},
     }
 
@@ -286,12 +316,6 @@ def _facts(work: "ShardWork", surveyed: "Survey[_FirstPass]") -> dict[str, Any]:
     }
 
 
-def data_name(data: Path) -> str:
-    """What the data set calls itself, else its folder's name."""
-    name = read_card(data).get("dataset_name")
-    return name if isinstance(name, str) and name else data.name
-
-
 @dataclass(frozen=True)
 class EncodedShard:
     """What the second pass makes of some subjects."""
@@ -301,6 +325,7 @@ class EncodedShard:
     # task without `outcomes`
     tasks: list[tuple[Tally, list[TaskRows], list[OutcomeEvents]]]
     fixes: Counter[str]
+    doubtful: Ints  # ids of the subjects whose death is in doubt
 
 
 @dataclass(eq=False)
@@ -324,7 +349,9 @@ class ShardWork:
             values = study.visits.model_dump() | dict(noted)
             visits = validated(VisitsConfig, values, where=f"{data}/metadata/dataset.json")
             study = study.model_copy(update={"visits": visits})
-        reader, parents = MedsReader(data, study.data, study.visits), read_parents(data)
+        reader, parents = MedsReader(data, study.data, study), read_parents(data)
+        ends = [code for task in tasks for code in task.censoring.code or ()]
+        reader.ends = CodeMatcher([*ENDS, *ends], parents=parents)
         excluded = excluded_codes(study, tasks, parents)
         lookup = split_lookup(data, study=study, tasks=tasks, excluded=excluded, parents=parents)
         builders = [CohortBuilder(task, parents=parents) for task in tasks]
@@ -354,7 +381,10 @@ class ShardWork:
         for number in shards:
             events = reader.read(reader.shards[number])
             subject_id, subject = events.subjects
-            fit.update(events, subject, (self.lookup(subject_id) == 0)[subject])
+            is_train = (self.lookup(subject_id) == 0)[subject]
+            fit.update(
+                events, subject, is_train & (events.time_us < cut_us(self.study.splits, "train"))
+            )
             days.append(count_days(events, late))
             path = self.folder / _KEPT / f"{number}.rows"
             rows.append(keep(events, path, fit.numbers(events.codes)))
@@ -363,7 +393,13 @@ class ShardWork:
     def encode(self, shards: Sequence[KeptRows], dataset_end_us: int) -> list[EncodedShard]:
         """Second pass: encode a range of subjects, piece by piece, with the stored vocabulary."""
         pieces = read_kept(shards, self._codes, group=self.lookup, rows=_PIECE_ROWS)
-        return [self._encode(events, dataset_end_us) for events in pieces]
+        marks = [one.censoring_codes for one in self.builders if one.censoring_codes is not None]
+        parts = (
+            part
+            for events in pieces
+            for part in cut_by_design(events, self.lookup, marks, dataset_end_us)
+        )
+        return [self._encode(*part) for part in parts]
 
     def _encode(self, events: Events, dataset_end_us: int) -> EncodedShard:
         """Encode visits and each task's prediction times; subjects come split by split."""
@@ -384,7 +420,8 @@ class ShardWork:
             events_ = builder.outcomes.find(record) if builder.outcomes else None
             outcomes = [events_.take(part) for part in parts] if events_ else []
             tasks.append((tally, [rows.take(part) for part in parts], outcomes))
-        return EncodedShard([timelines.take(part) for part in parts], tasks, fixes)
+        doubtful = np.unique(events.subject_id[events.is_code(DOUBTFUL_DEATH)])
+        return EncodedShard([timelines.take(part) for part in parts], tasks, fixes, doubtful)
 
     @cached_property
     def _codes(self) -> tuple[str, ...]:

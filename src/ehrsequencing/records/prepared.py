@@ -18,6 +18,7 @@ from ehrsequencing.core.files import digest, read_json
 from ehrsequencing.core.outputs import PREPARED, read_manifest, require_facts
 from ehrsequencing.records.account import Attrition, PreparedManifest
 from ehrsequencing.records.outcomes import read_outcomes
+from ehrsequencing.records.splits import cut_us
 from ehrsequencing.records.timelines import (
     OutcomeEvents,
     TaskRecords,
@@ -104,6 +105,10 @@ class Prepared:
             "vocabulary": self.vocabulary.digest,
             **{part: digest(hashed) for part, hashed in hashes.items()},
         }
+
+    def cut_us(self, split: str) -> int:
+        """When everything of a split ends by design, because the splits are by date; `NEVER` elsewhere."""
+        return cut_us(self.study.splits, split)
 
     def timelines(self, split: str) -> Timelines:
         """Visits of a split."""

@@ -4,7 +4,9 @@ In: a data set and the section `splits` of its study. Out: a `SplitLookup`, from
 date or site need a pass over the records of their own, since the vocabulary is fitted on training subjects only.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -13,20 +15,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ehrsequencing.config import DialectConfig, SplitsConfig, StudyConfig, TaskConfig
+from ehrsequencing.config import DialectConfig, SplitsConfig, StudyConfig, TaskConfig, format_days
 from ehrsequencing.core.arrays import Bools, Ints, hash_u64
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.events import (
     BIRTH,
+    DAY_US,
     NEVER,
+    Events,
     first_time,
     opens_run,
     parse_date_us,
 )
 from ehrsequencing.records.meds import SPLITS, MedsReader, find_shards, refuse_scattered
 from ehrsequencing.records.parquet_rows import columns_of, read_subjects, read_table, subject_ids
+from ehrsequencing.records.timelines import TaskRows, open_arrays
 from ehrsequencing.records.visits import make_record
 
 SplitSource = Literal["file", "folders", "hash", "date", "site"]
@@ -63,6 +68,79 @@ class SplitLookup:
     def absent(self, subject_ids: Ints) -> int:
         """How many subjects have a split but are not among these."""
         return 0 if self.assigned is None else int(np.sum(~np.isin(self.assigned[0], subject_ids)))
+
+
+def cut_us(settings: SplitsConfig, split: str) -> int:
+    """When everything of a split ends by design: with `splits.by=date` training and tuning end at the date."""
+    if settings.by != "date" or split == "held_out":
+        return int(NEVER)
+    return parse_date_us(settings.from_date or "")
+
+
+def known_until(events: Events, until_us: int, *, marks: Sequence[CodeMatcher]) -> Events:
+    """The rows before a moment; whoever has later ones was under observation until then.
+
+    Args:
+        events: Of whole subjects.
+        until_us: The moment.
+        marks: Codes that end a time under observation: of later ones it is known that they lie ahead, and no more.
+    """
+    late, is_mark = events.time_us >= until_us, np.zeros(len(events), dtype=bool)
+    for codes in marks:
+        is_mark |= codes.events(events)
+    followed = np.unique(events.subject_id[late & ~events.is_code(BIRTH)])
+    cut = replace(
+        events,
+        time_us=np.minimum(events.time_us, until_us),
+        beyond=np.union1d(events.beyond, followed),
+    )
+    return cut.take(~late | is_mark)
+
+
+def cut_by_design(
+    events: Events, lookup: SplitLookup, marks: Sequence[CodeMatcher], dataset_end_us: int
+) -> Iterator[tuple[Events, int]]:
+    """Events of whole subjects with the end of their data: the held-out ones, and those that are cut (`cut_us`)."""
+    end_us = cut_us(lookup.settings, "train")
+    if end_us >= dataset_end_us:
+        yield events, dataset_end_us
+        return
+    subject_id, subject = events.subjects
+    is_held_out = (lookup(subject_id) == SPLITS.index("held_out"))[subject]
+    yield known_until(events.take(~is_held_out), end_us, marks=marks), end_us
+    yield events.take(is_held_out), dataset_end_us
+
+
+def require_room(tasks: Path, task: TaskConfig, settings: SplitsConfig, end_us: int) -> None:
+    """Refuse a horizon for which nobody of a split can be followed, since its records end before by design.
+
+    Args:
+        tasks: Folder of the tasks' rows.
+        task: One of them.
+        settings: By date.
+        end_us: Of the data.
+    """
+    longest_us = round(task.horizons[-1] * DAY_US)
+    for split in ("train", "held_out"):
+        rows = open_arrays(TaskRows, tasks / task.name / split)
+        first_us, last_us = (
+            rows.prediction_us.min(initial=NEVER),
+            min(cut_us(settings, split), end_us),
+        )
+        if len(rows) and last_us - first_us < longest_us:
+            since, until = (date_of(int(x)) for x in (first_us + longest_us, end_us - longest_us))
+            allowed = f"from {since} on" if split == "train" else f"until {until}"
+            longest = format_days(task.horizons[-1])
+            raise EhrseqError(
+                f"nobody of {split} can be followed for {longest} before {date_of(last_us)}",
+                where=f"task {task.name}, splits.from",
+                fix=f"choose a date {allowed}, or leave that horizon out",
+            )
+
+
+def date_of(moment_us: int) -> str:
+    """The day of a moment, as in `2015-01-31`."""
+    return str(np.datetime64(moment_us, "us").astype("datetime64[D]"))
 
 
 def hash_splits(subject_ids: Ints, settings: SplitsConfig) -> NDArray[np.int8]:
@@ -186,7 +264,7 @@ def _by_date(
     from_us = parse_date_us(study.splits.from_date or "")
     builders = [CohortBuilder(task, parents=parents) for task in tasks]
     ids, is_late = [], []
-    for events in MedsReader(data, study.data, study.visits):
+    for events in MedsReader(data, study.data, study):
         record = make_record(events, excluded=excluded, settings=study.visits)
         first_us = np.full(len(record.subject_id), NEVER)
         for builder in builders:
@@ -231,6 +309,16 @@ def _by_site(data: Path, settings: SplitsConfig, dialect: DialectConfig) -> Assi
             fix="write sites as the column does",
         )
     return _assigned(ids, is_there, settings)
+
+
+def sites_of(data: Path, settings: SplitsConfig, dialect: DialectConfig) -> dict[str, int]:
+    """How many subjects have a row at each site, by name; many come first."""
+    pairs = set[tuple[str, int]]()
+    for path in find_shards(data):
+        cells = read_table(path, [settings.column or ""]).column(0).cast(pa.string()).to_pylist()
+        pairs |= set(zip(cells, read_subjects(path, dialect=dialect).tolist(), strict=True))
+    people = Counter(site for site, _ in pairs if site is not None)
+    return dict(people.most_common())
 
 
 def _assigned(ids: list[Ints], held_out: list[Bools], settings: SplitsConfig) -> Assigned:

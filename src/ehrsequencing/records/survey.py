@@ -14,13 +14,12 @@ import numpy as np
 from ehrsequencing.core.arrays import Bools, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.codes import CodeMatcher
-from ehrsequencing.records.events import BIRTH, DAY_US, DEATH, STATIC, Events
+from ehrsequencing.records.events import BIRTH, DAY_US, DEATH, NEVER, STATIC, Events
 from ehrsequencing.records.meds import (
     OPEN_DAY,
     OPEN_GAP_DAYS,
     LateRows,
     MedsReader,
-    last_row_us,
     refuse_scattered,
 )
 from ehrsequencing.records.vocabulary import Vocabulary
@@ -62,6 +61,7 @@ class DayCounts:
 def count_days(events: Events, late: LateRows | None = None) -> DayCounts:
     """Count a shard, which holds whole subjects; late rows do not move its last time."""
     timed = np.flatnonzero(events.time_us != STATIC)
+    until_us = NEVER if late is None else late.until_us
     day = events.time_us[timed] // DAY_US
     first = int(day.min(initial=0))
     is_birth = events.is_code(BIRTH)[timed]
@@ -77,7 +77,7 @@ def count_days(events: Events, late: LateRows | None = None) -> DayCounts:
         births=births[days],
         deaths=deaths[days],
         leaving=leaving[days],
-        last_us=last_row_us(events, late),
+        last_us=int(events.time_us[events.time_us <= until_us].max(initial=STATIC)),
         static=len(events) - len(timed),
         with_number=int(np.count_nonzero(~np.isnan(events.value))),
         content=events.content,

@@ -197,6 +197,7 @@ class Record:
     birth_us: Ints  # (S,) int64, `STATIC` where unknown
     visits: Visits  # which events make which visits
     excluded: Bools  # (n,) events that make no token
+    hidden: Bools | None = None  # (n,) events that are none to a task: see `episodes.py`
 
 
 def make_record(events: Events, *, excluded: CodeMatcher, settings: VisitsConfig) -> Record:

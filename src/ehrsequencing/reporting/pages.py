@@ -269,20 +269,29 @@ def render_pooled(result: Mapping[str, Any]) -> str:
     for row in result["rows"]:
         low, high, i2 = row["next_low"], row["next_high"], row["i2"]
         digits = f".{METRICS[row['metric']].digits}f"
-        another = interval(low, high, digits) or "needs three sites"
+        another = interval(low, high, digits) or "needs five"
         share = "" if i2 is None else f"{100 * i2:.0f}%"
         name = METRICS[row["metric"]].name
         rows.append((where(row), name, str(row["pooled"]), mean(row), another, share))
     columns = ("Event and horizon", "Metric", "Sites", "Mean of the sites", "Another site", "I²")
+    tables: list[Any] = [("All sites", columns, rows)]
+    kicker, notes = "One model at", list[str]()
+    if "over" in result:  # a walk
+        one = ("Index in", "Site left out")[result["over"] == "site"]
+        sizes = [(row["step"], f"{row['train']}", f"{row['subjects']}") for row in result["steps"]]
+        tables.append(("Steps", (one, "People who trained", "People tested"), sizes))
+        kicker, notes = "Trained and tested again at", [result["note"]]
     return rendered_page(
         title=result["task"],
-        kicker=f"One model at {len(result['sites'])} sites: {', '.join(result['sites'])}",
+        kicker=f"{kicker} {len(result['sites'])} sites: {', '.join(result['sites'])}",
         forests=forests,
-        tables=[("All sites", columns, rows)],
+        tables=tables,
         notes=[
             "Random-effects means with Hartung–Knapp intervals (95%). “Another site” is where the true value of a"
             " further hospital lies with a probability of 95%. I² is the share of the differences between sites that"
-            " chance does not explain. A site without an interval is drawn and not pooled."
+            " chance does not explain. A site without an interval is drawn and not pooled; fewer than three have no"
+            " mean.",
+            *notes,
         ],
     )
 

@@ -29,6 +29,7 @@ from ehrsequencing.reporting.scores import (
     card,
     cause_verdict,
     caveats,
+    declared,
 )
 from ehrsequencing.reporting.wording import (
     environment,
@@ -51,6 +52,7 @@ def answer(m: Shared, scores: Scores, shown: Shown) -> dict[str, object]:
         "hopeless": hopeless,
         "over_splits": tables.over_splits(m, ("c", "ipa", "oe")) if hopeless else {},
         "card": card(scores),
+        "declared": declared(scores),
         "caveats": caveats(scores, verdicts),
         "audited": audit_case(m),
         "incidence": figures.incidence(incidence[0]) if incidence else None,
@@ -305,6 +307,7 @@ def _details(m: Shared, scores: Scores, shown: Mapping[Any, str]) -> dict[str, o
         "inputs": tables.inputs(m, shown),
         "immortal": tables.immortal_time(m),
         "follow_up": tables.follow_up(m, shown),
+        "weightings": tables.weightings(scores),
         "incidences": by_cause(
             [
                 panels.Panel(row["cause"], panels.caption(row, shown), figures.incidence(row))

@@ -3,6 +3,7 @@
 In: the content of `metrics.json`. Out: cells and cases; the sentences are in `answer_sentences.html.jinja`.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -62,6 +63,9 @@ class Scores:
         self.gaps: dict[tuple[Any, ...], Row] = {
             (row["model"], *place_of(row), row["metric"]): row for row in m["differences"]
         }
+        self.marginal: dict[tuple[Any, ...], Row] = {
+            (row["model"], *place_of(row), row["metric"]): row for row in m.get("marginal", ())
+        }
         self.models: list[str] = list(
             dict.fromkeys([*m["models"], *(row["model"] for row in m["metrics"])])
         )
@@ -108,6 +112,17 @@ class Scores:
             (self.models[0], landmark, self.m["causes"][0], horizon, "c"), _ABSENT
         )
         return row["reason"] == TOO_FEW
+
+    def weightings_disagree(self, *place: Any) -> bool:
+        """Whether our O/E or slope without the history lies outside of its interval with it."""
+        for metric in ("oe", "slope"):
+            ours = self.values.get((self.models[0], *place, metric), _ABSENT)
+            other = self.marginal.get((self.models[0], *place, metric), _ABSENT)["value"]
+            if None not in (other, ours["low"], ours["high"]) and not (
+                ours["low"] <= other <= ours["high"]  # type: ignore[operator]
+            ):
+                return True
+        return False
 
     def strongest(self) -> str | None:
         """The baseline with the best likelihood on the tuning subjects; the first one where a run chose none."""
@@ -178,11 +193,10 @@ def cause_verdict(table: Scores, cause: str, shown: Shown) -> Case:
     Returns:
         `rank` is `too few` (nothing can be concluded), `undefined`, `worse than chance`, `chance`, `poor` (C below
         .6), `moderate` (below .7), `good` (below .8) or `very good`; `risks` is `agree`, `too low`, `too high`,
-        `off` (right on the whole, and yet miscalibrated: `misfits` says by what) or `unknown`; `error` is `smaller`,
-        `same`, `larger` or `unknown`, beside giving everyone the average risk; `against` is the verdict of the paired
-        difference in C to the strongest baseline, or empty; `loses` says whether our prediction error or NLL is the
-        larger one, and `rival_ipa` is the baseline's IPA. `state` is `fails` (not to be used for this cause), `mixed`
-        or `holds`.
+        `off` (right on the whole, and yet miscalibrated: `misfits` says by what), `near` (the interval excludes 1,
+        O/E is within .9 and 1.1) or `unknown`; `rival_oe` is the strongest baseline's O/E where it is as far off;
+        `error` is `smaller`, `same`, `larger` or `unknown`, beside giving everyone the average risk. `state` is `fails`
+        (not to be used for this cause), `mixed` or `holds`.
     """
     landmark, horizon = table.main()
     rows = {
@@ -194,24 +208,31 @@ def cause_verdict(table: Scores, cause: str, shown: Shown) -> Case:
     case["events"] = shown.get(("by", landmark, cause, horizon))
     case["subjects"] = shown.get(("evaluated", landmark, horizon))
     case["misfits"] = _misfits(rows)
+    if case["misfits"] and table.weightings_disagree(landmark, cause, horizon):
+        case["misfits"] = []  # what they would say depends on how drop-out is weighted
     rival = table.strongest()
-    theirs = table.values.get((rival, landmark, cause, horizon, "ipa"), _ABSENT)
-    case["rival_ipa"] = theirs["value"] or 0.0
+    theirs = table.values.get((rival, landmark, cause, horizon, "oe"), _ABSENT)["value"]
     rank, risks, error = _rank(rows["c"]), _risks(rows["oe"]), _error(rows["ipa"])
     if risks == "agree" and case["misfits"]:
         risks = "off"
-    gap = None if rival is None else table.gaps.get((rival, landmark, cause, horizon, "c"))
-    against = "" if gap is None or gap["value"] is None or gap["low"] is None else verdict(gap, "c")
-    gap = None if rival is None else table.gaps.get((rival, landmark, cause, horizon, "ipa"))
-    loses = gap is not None and gap["high"] is not None and verdict(gap, "ipa") == "WORSE"
-    gap = None if rival is None else table.gap(rival, landmark, None, "nll")
-    loses |= gap is not None and gap["high"] is not None and verdict(gap, "nll") == "WORSE"
+    case["rival_oe"] = theirs if risks.startswith("too") and _as_far(rows["oe"], theirs) else None
     poor = rank in ("too few", "undefined", "worse than chance", "chance", "poor")
-    fails = poor or risks.startswith("too") or error == "larger" or against == "WORSE"
-    mixed = loses or error == "same" or bool(case["misfits"])
+    fails = poor or risks.startswith("too") or error == "larger"
+    mixed = error == "same" or bool(case["misfits"])
     state = "fails" if fails else "mixed" if mixed else "holds"
-    words = {"rank": rank, "risks": risks, "error": error, "against": against, "rival": rival}
-    return case | words | {"loses": loses, "state": state}
+    words = {"rank": rank, "risks": risks, "error": error, "rival": rival, "state": state}
+    return case | words
+
+
+def declared(table: Scores) -> Case | None:
+    """The comparison that the task declared, with its verdict, and the difference in C beside it; None without one."""
+    named = table.m.get("declared")
+    if not named:
+        return None
+    landmark, cause, horizon = place_of(named)
+    gap = table.gap(named["rival"], landmark, None, named["metric"]) or _ABSENT
+    beside = table.gaps.get((named["rival"], landmark, cause, horizon, "c"), _ABSENT)
+    return {**named, "gap": gap, "word": verdict(gap, named["metric"]), "c": beside}
 
 
 def _misfits(rows: Mapping[str, Row]) -> list[str]:
@@ -247,7 +268,15 @@ def _risks(row: Row) -> str:
     low, high = row["low"], row["high"]
     if low is None or high is None:
         return "unknown"
-    return "too low" if low > 1 else "too high" if high < 1 else "agree"
+    if low <= 1 <= high:
+        return "agree"
+    return "near" if 0.9 <= (row["value"] or 0.0) <= 1.1 else "too low" if low > 1 else "too high"
+
+
+def _as_far(row: Row, theirs: float | None) -> bool:
+    """Whether a rival's O/E is at least half as far off, on the same side of 1."""
+    ours = row["value"]
+    return bool(ours and theirs and math.log(theirs) / math.log(ours) >= 0.5)
 
 
 def _error(row: Row) -> str:
@@ -274,7 +303,6 @@ def card(table: Scores) -> Case:
         ]
         gap = None if rival is None else table.gap(rival, landmark, horizon, metric)
         has_interval = gap is not None and gap["value"] is not None and gap["low"] is not None
-        word = verdict(gap, metric) if has_interval and gap is not None and metric != "oe" else ""
         difference = ("", "") if gap is None or not has_interval else _cell(gap, scale, "+")
         rows.append(
             {
@@ -282,7 +310,6 @@ def card(table: Scores) -> Case:
                 "name": name,
                 "cells": cells,
                 "difference": difference,
-                "verdict": word,
             }
         )
     return {"landmark": landmark, "horizon": horizon, "cause": cause, "rival": rival, "rows": rows}
@@ -320,9 +347,9 @@ def caveats(table: Scores, verdicts: list[Case], most: int = 2) -> list[Case]:
     skip = ("Nothing is compared", "Fewer than 50 subjects")
     grave = (for_readers(text) for text in m["warnings"] if not text.startswith(skip))
     cases += [{"kind": "warning", "text": text} for text in grave if text]
-    first = verdicts[0]
-    if first.get("against") in ("not distinguishable", "level", "WORSE"):
-        cases.append({"kind": "no better", "rival": first["rival"]})
+    compared = declared(table)
+    if compared is not None and compared["word"] in ("not distinguishable", "WORSE"):
+        cases.append({"kind": "no better", "rival": compared["rival"]})
     if thin:
         cases.append({"kind": "thin"})
     if m["score"]:

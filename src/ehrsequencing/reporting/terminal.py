@@ -8,8 +8,8 @@ from ehrsequencing.config import format_days
 from ehrsequencing.core.disclosure import TOO_FEW
 from ehrsequencing.metrics.registry import METRICS, in_columns, taken
 from ehrsequencing.records.attrition import from_index
-from ehrsequencing.reporting.scores import Scores
-from ehrsequencing.reporting.wording import verdict, with_interval
+from ehrsequencing.reporting.scores import Scores, declared
+from ehrsequencing.reporting.wording import with_interval
 from ehrsequencing.results.result_types import Oracle, Shared, SharedAudit, place_of
 
 COLUMNS, MOST_MODELS = 100, 6
@@ -88,16 +88,19 @@ def _cut(line: str, *, indent: int = 4) -> list[str]:
 
 def _difference_lines(table: Scores, landmark: float | None, horizon: float | None) -> list[str]:
     """Ours minus the strongest baseline, one line a metric; none where it was not computed."""
-    rival, lines = table.strongest(), []
+    rival, lines, compared = table.strongest(), list[str](), declared(table)
     for metric, by, digits in (("c", horizon, 3), ("ipa", horizon, 3), ("nll", None, 4)):
         gap = None if rival is None else table.gap(rival, landmark, by, metric)
         if gap is not None and gap.get("reason") == TOO_FEW:
             return ["  too few subjects or events: nothing is compared"]
         if gap is not None and gap["value"] is not None:
             less = with_interval(gap["value"], gap["low"], gap["high"], f"+.{digits}f")
-            lines.append(f"  {METRICS[metric].name:5} {less} {verdict(gap, metric)}")
+            word = f" {compared['word']}" if compared and metric == compared["metric"] else ""
+            counted = f", {gap['events']} with the event" if gap.get("events") is not None else ""
+            lines.append(f"  {METRICS[metric].name:5} {less}{word}{counted}")
     named = ", the strongest baseline" if table.m.get("strongest") else ""
-    return [f"against {rival}{named}", *lines] if lines else []
+    undeclared = "" if compared else "; no verdict, because the task declares no main horizon"
+    return [f"against {rival}{named}{undeclared}", *lines] if lines else []
 
 
 def _oracle_lines(oracle: Oracle | None) -> list[str]:

@@ -53,6 +53,8 @@ _FACTS = (
     "landmarks_days",
     "main",
     "table1",
+    "declared",
+    "estimators",
     "strongest",
     "config",
     "warnings",
@@ -104,6 +106,8 @@ def redact(result: Exact | Shared, *, decimals: bool = True) -> Shareable[Shared
         ],
         "metrics": [_cell(row, cells) for row in exact["metrics"]],
         "differences": [_cell(row, cells) for row in exact["differences"]],
+        "marginal": [_cell(row, cells) for row in exact.get("marginal", ())],
+        "dropout": _counted(whole["dropout"]) if whole.get("dropout") else None,
         "subgroups": [_cell(row, {}) for row in exact["subgroups"]],
         "smooth_calibration": [
             _smooth(row) for row in exact["smooth_calibration"] if _may_show(row, cells)
@@ -126,7 +130,7 @@ def redact(result: Exact | Shared, *, decimals: bool = True) -> Shareable[Shared
     }
     trained = {name: whole[name] for name in ("history", "baselines", "blend", "codes")}
     shown |= _changed(trained, partial(_learned, events=exact["events"]))
-    facts = {name: _changed(whole[name], _file_names) for name in _FACTS}
+    facts = {name: _changed(whole[name], _file_names) for name in _FACTS if name in whole}
     return Shareable({"individual": INDIVIDUAL, **facts, **(rounded(shown) if decimals else shown)})
 
 

@@ -148,11 +148,13 @@ def read_patient(bundle: dict[str, Any], predictor: Predictor) -> pa.Table:
         )
     noted = predictor.run.manifest.get("import", {})
     zone = ZoneInfo(noted["time_zone"]) if "time_zone" in noted else None
-    rows = read_bundle(bundle, zone, known=noted.get("known", "latest"))[0]
+    settings = {name: noted[name] for name in ("known", "provisional") if name in noted}
+    rows = read_bundle(bundle, zone, **settings)[0]
     rows = rows.select(["time", "code", "numeric_value", "encounter_id"])
     if any(one.get("deceasedBoolean") is True or one.get("deceasedDateTime") for one in patients):
+        # a death that is dated to this year or month only may lie in the future
         death = pa.Table.from_pylist([{"code": DEATH}], schema=rows.schema)
-        rows = pa.concat_tables([rows, death])  # an import leaves out a death without a date
+        rows = pa.concat_tables([rows, death])
     return rows.rename_columns({"encounter_id": predictor.encounter_column or "encounter_id"})
 
 

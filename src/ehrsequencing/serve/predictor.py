@@ -24,7 +24,7 @@ from ehrsequencing.prediction.prediction_file import Risks
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.codes import read_descriptions, read_parents
 from ehrsequencing.records.cohort import cohort_steps
-from ehrsequencing.records.events import DEATH, NEVER, STATIC, Events
+from ehrsequencing.records.events import DEATH, NEVER, STATIC, UNDATED_DEATH, Events
 from ehrsequencing.records.meds import fix
 from ehrsequencing.records.parquet_rows import events_of_table
 from ehrsequencing.records.people import People
@@ -142,7 +142,8 @@ class Predictor:
         events = events_of_table(
             table, REQUEST, log, dialect=dialect, encounter_column=self.encounter_column
         )
-        return fix(events, REQUEST, log, dialect=dialect, declared_us=None)
+        values = self.run.study.values
+        return fix(events, REQUEST, log, dialect=dialect, declared_us=None, values=values)
 
     def answer(
         self,
@@ -261,7 +262,8 @@ class Predictor:
             end_us = int(timed.max()) if until_us is None else until_us
             times = encoder.prediction_times(events, moment, end_us=end_us)
             asked_us = NEVER if moment.as_of_us is None else moment.as_of_us
-            has_died = bool((events.time_us[events.is_code(DEATH)] <= asked_us).any())
+            is_death = events.is_code(DEATH) | events.is_code(UNDATED_DEATH)
+            has_died = bool((events.time_us[is_death] <= asked_us).any())
             if len(times.record.visits) > limits.visits:
                 raise Problem(
                     413,

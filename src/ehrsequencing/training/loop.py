@@ -41,7 +41,7 @@ from ehrsequencing.training.run_folder import (
     write_history,
 )
 
-FREE_BINS_DECAY = 30.0  # weight decay of an effect's free bins, relative to that of other matrices
+FREE_BINS_DECAY = 100.0  # weight decay of an effect's free bins, relative to that of other matrices
 DECAY_STEPS = 300  # above so many steps an epoch, weight decay falls in proportion
 
 

@@ -11,6 +11,9 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+from ehrsequencing.readers.rows import TERMS
+from ehrsequencing.records.codes import PROVISIONAL
+
 Resource = Mapping[str, Any]
 
 # The code systems whose names differ from the last part of their URL.
@@ -189,6 +192,14 @@ class Coded(NamedTuple):
     description: str | None = None
 
 
+def provisional(coded: Coded) -> Coded:
+    """The code of a diagnosis that is not confirmed."""
+    if coded.code.endswith(PROVISIONAL):
+        return coded
+    meaning = coded.description and f"{coded.description} (not confirmed)"
+    return Coded(f"{coded.code}{PROVISIONAL}", meaning)
+
+
 Find = Callable[[str], tuple[Coded, ...]]  # a reference to a Medication → its codes
 
 
@@ -239,10 +250,15 @@ def extensions(value: Any, path: str, ending: str) -> list[Any]:
     return [one for one in walk(value, path) if (text(one, "url") or "").endswith(ending)]
 
 
-def is_ruled_out(concept: Any) -> bool:
-    """Whether a diagnosis of ICD-10-GM has the certainty A: it was ruled out."""
-    certainty = extensions(concept, "coding.extension", "icd-10-gm-diagnosesicherheit")
-    return bool(certainty) and "A" in texts(certainty, "valueCoding.code")
+def certainty_of(concept: Any) -> str:
+    """How certain a diagnosis is, as its status says, or the extension of ICD-10-GM: provisional, absent or empty."""
+    said = texts(concept, "verificationStatus.coding.code")
+    for path in ("coding.extension", "extension", "code.coding.extension", "code.extension"):
+        found = extensions(concept, path, "icd-10-gm-diagnosesicherheit")
+        said += texts(found, "valueCoding.code") if found else ()
+    codes = {code.lower() for code in said}
+    kinds: dict[str, list[str]] = TERMS["fhir"]["certainty"]
+    return next((kind for kind in ("absent", "provisional") if codes & set(kinds[kind])), "")
 
 
 def coded_as(concepts: Iterable[Any], find: Find, *, uncoded: str) -> list[Coded]:
@@ -253,14 +269,18 @@ def coded_as(concepts: Iterable[Any], find: Find, *, uncoded: str) -> list[Coded
     """
     by_code: dict[str, Coded] = {}
     for concept in concepts:
-        if not isinstance(concept, dict) or is_ruled_out(concept):
+        if not isinstance(concept, dict):
+            continue
+        certainty = certainty_of(concept) if "coding" in concept else ""
+        if certainty == "absent":
             continue
         reference = text(concept, "reference")
         codes = codings(concept) if reference is None else find(reference)
         if not codes and (text(concept, "text") or text(concept, "display") or is_absent(concept)):
             codes = (Coded(uncoded),)
         for coded in codes:
-            by_code.setdefault(coded.code, coded)
+            made = provisional(coded) if certainty else coded
+            by_code.setdefault(made.code, made)
     return list(by_code.values())
 
 

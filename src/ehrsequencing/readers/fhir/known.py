@@ -27,8 +27,10 @@ class Row(NamedTuple):
     recorded: str | None = None
     # what became of the cell with its value: values, empty or unread; None where it is counted elsewhere
     cell: str | None = None
-    acute: bool | None = None  # as in `rows_schema`
-    died: bool | None = None
+    acute: bool | None = None  # as in `rows_schema`, as the next three
+    inpatient: bool | None = None
+    site: str | None = None
+    left: int | None = None
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,11 @@ class Known:
     earliest: bool = (
         False  # whether the earliest counts, and not the one at which the content was known
     )
+    confirmed: bool = False  # whether diagnoses that are not confirmed count as the others
+    # Claim/ID or ExplanationOfBenefit/ID of bills that another bill replaces or voids
+    replaced: set[str] = field(default_factory=set)
+    # ids of patients' records that must not be used any more
+    superseded: set[str] = field(default_factory=set)
     # id of a Medication → its codes
     codes: dict[str, tuple[Coded, ...]] = field(default_factory=dict)
     # Condition/ID → id of the encounter that names it as its diagnosis or reason

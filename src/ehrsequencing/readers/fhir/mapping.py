@@ -13,12 +13,13 @@ from ehrsequencing.readers.fhir.elements import (
     Coded,
     Find,
     Resource,
+    certainty_of,
     coded_as,
     codings,
     days_of,
     extensions,
-    is_ruled_out,
     kind_of,
+    provisional,
     referred_id,
     text,
     texts,
@@ -27,7 +28,7 @@ from ehrsequencing.readers.fhir.elements import (
 from ehrsequencing.readers.fhir.known import UNCODED, Known, Row
 from ehrsequencing.readers.fhir.values import has_no_result, value_of, valued
 from ehrsequencing.readers.import_report import RuleCounts
-from ehrsequencing.readers.rows import Role
+from ehrsequencing.readers.rows import TERMS, Left, Role
 from ehrsequencing.records.events import BIRTH, DEATH
 
 
@@ -107,13 +108,6 @@ DID_NOT_HAPPEN = {  # element → values of a resource that is wrong, or about s
         "registered",  # there is no result yet
         "declined",
     },
-    "verificationStatus.coding.code": {
-        "entered-in-error",
-        "refuted",
-        "410516002",  # SNOMED: known absent
-        "410594000",  # definitely not present
-        "723511001",  # refuted
-    },
     "use": {"preauthorization", "predetermination"},
     "intent": {"proposal", "plan", "option"},
 }
@@ -132,13 +126,8 @@ _ENCOUNTER_CLASSES = {  # of HL7's ActCode, named as Synthea's CSV export names 
 }
 # a resource of another type, which may hold one of these
 _OTHER = EventResource((), ("period.end", "authoredOn", "authored", "date"))
-_ACUTE = ("inpatient", "emergency", "observation")
-# how a stay ended with a death: codes of HL7, UB-04 and SNOMED, and words; and what does not say how it ended
-_DIED = re.compile(
-    r"exp|20|4[012]|371828006|419099009"
-    r"|.*\b(died|dead|deceased|death|expired|tod|verstorben)\b.*"
-)
-_UNSAID = {"oth", "other", "unk", "unknown", "asku", "nask", "ni", "na", "30", "still patient"}
+_TERMS = TERMS["fhir"]
+_JUDGED = ("Condition", "AllergyIntolerance")  # types that say whether they are held to be true
 _US_CORE = "http://hl7.org/fhir/us/core/StructureDefinition/us-core-"
 
 
@@ -167,16 +156,29 @@ def rows_of(resource: Resource, known: Known, counts: RuleCounts) -> Iterable[Ro
             path.partition(".")[0] in resource and not values.isdisjoint(texts(resource, path))
             for path, values in DID_NOT_HAPPEN.items()
         )
-        or (kind == "Condition" and is_ruled_out(resource.get("code")))
+        or (certainty := certainty_of(resource) if kind in _JUDGED else "") == "absent"
     ):
         return "not_done"
+    if kind == "Observation" and _is_of_another(resource, known):
+        return "of_another"
+    if f"{kind}/{text(resource, 'id')}" in known.replaced:
+        return "adjusted"
     modifiers = resource.get("modifierExtension")
     if "component" in resource and not modifiers:
         modifiers = walk(resource, "component.modifierExtension")
     if modifiers and kind in EVENTS:
         return "modified"
     read = {"Patient": _patient, "Encounter": _encounter, "Observation": _observation}
-    return read.get(kind, _event)(resource, known, counts)
+    rows = read.get(kind, _event)(resource, known, counts)
+    if isinstance(rows, str) or not certainty or known.confirmed:
+        return rows
+    counts["provisional"] += 1
+    sure = [Coded(row.code or "", row.description) for row in rows]
+    made = [provisional(coded) if coded.code else coded for coded in sure]
+    return [
+        row._replace(code=coded.code or None, description=coded.description)
+        for row, coded in zip(rows, made, strict=True)
+    ]
 
 
 def rows_inside(
@@ -190,7 +192,8 @@ def rows_inside(
     for part in walk(resource, "contained"):
         if kind_of(part) in (None, "Medication"):
             continue
-        rows = rows_of({**part, "id": None}, known, counts)
+        subject = {} if "subject" in part else {"subject": resource.get("subject")}
+        rows = rows_of({**part, **subject, "id": None}, known, counts)
         if not isinstance(rows, str):
             whole = base_of(resource, known, Counter())
             rows = [
@@ -205,6 +208,18 @@ def rows_inside(
                 for row in rows
             ]
         yield part, rows
+
+
+def _is_of_another(resource: Resource, known: Known) -> bool:
+    """Whether a result is about somebody or something else than its subject, as an unborn child."""
+    own = _subject(resource, "subject", known)
+    others = [
+        one
+        for one in walk(resource, "focus")
+        if (name := referred_id({"one": one}, "one", "Patient")) is None
+        or known.record(name) != own
+    ]
+    return bool(others or extensions(resource, "extension", "observation-focusCode"))
 
 
 def _codes(part: Resource, kind: str, find: Find) -> list[Coded]:
@@ -279,14 +294,18 @@ def base_of(resource: Resource, known: Known, counts: RuleCounts) -> Row:
 def _patient(resource: Resource, known: Known, counts: RuleCounts) -> list[Row] | str:
     """Birth, death, and what never changes."""
     subject = text(resource, "id")
-    if subject is not None and known.record(subject) != subject:
+    if subject in known.superseded:
         return "replaced"
+    if subject is not None and known.record(subject) != subject:
+        counts["linked"] += 1
+        subject = known.record(subject)
     first_born, last_born = days_of(text(resource, "birthDate"))
     first_died, died = days_of(text(resource, "deceasedDateTime"))
     counts["partial_date"] += (first_born != last_born) + (first_died != died)
     rows = [Row(Role.PERSON, subject, first_born, BIRTH)]
     if died is not None or resource.get("deceasedBoolean") is True:
-        rows.append(Row(Role.DEATH, subject, died, DEATH))
+        end = died if died != first_died else None
+        rows.append(Row(Role.DEATH, subject, first_died, DEATH, end=end))
     sex = _SEX.get((text(resource, "gender") or "").lower())
     if sex is not None:
         rows.append(Row(Role.STATIC, subject, None, f"GENDER//{sex}"))
@@ -306,7 +325,8 @@ def _encounter(resource: Resource, known: Known, counts: RuleCounts) -> list[Row
     """The stay, its types as events at its start, and the classes that it had before its own."""
     subject, encounter = _subject(resource, "subject", known), text(resource, "id")
     first, last = days_of(text(resource, "period.start"))
-    first_end, end = days_of(text(resource, "period.end"))
+    is_open = text(resource, "status") in _TERMS["open"]  # its end is planned
+    first_end, end = days_of(None if is_open else text(resource, "period.end"))
     counts["partial_date"] += (first != last) + (first_end != end)
     kind = class_of(resource)
     part = "//PART" if known.is_part(encounter, kind) else ""
@@ -317,8 +337,10 @@ def _encounter(resource: Resource, known: Known, counts: RuleCounts) -> list[Row
         f"ENCOUNTER//{kind}{part}",
         end=end,
         encounter=encounter,
-        acute=kind in _ACUTE,
-        died=_died(resource),
+        acute=kind in _TERMS["acute"],
+        inpatient=kind == "inpatient" and not _is_subacute(resource),
+        site=text(resource, "serviceProvider.reference"),
+        left=_left(resource),
     )
     visits = _earlier_classes(resource, visit, kind)
     types = coded_as(walk(resource, "type"), known.find, uncoded=f"{UNCODED}ENCOUNTER")
@@ -337,8 +359,10 @@ def _earlier_classes(resource: Resource, visit: Row, kind: str) -> list[Row]:
             since = since or start
             continue
         end, code = days_of(text(item, "period.end"))[1], f"ENCOUNTER//{class_of(item)}"
-        acute = class_of(item) in _ACUTE
-        earlier.append(visit._replace(time=start, end=end, code=code, acute=acute, died=None))
+        acute = class_of(item) in _TERMS["acute"]
+        earlier.append(
+            visit._replace(time=start, end=end, code=code, acute=acute, inpatient=False, left=None)
+        )
     if earlier and since is None:
         since = earlier[-1].end
     return [*earlier, visit._replace(time=since or visit.time)]
@@ -350,17 +374,25 @@ def class_of(resource: Resource) -> str:
     return _ENCOUNTER_CLASSES.get(written[0].upper(), written[0].lower()) if written else "unknown"
 
 
-def _died(resource: Resource) -> bool | None:
-    """Whether a stay ended with a death, as its discharge says; None where it does not say."""
+def _is_subacute(resource: Resource) -> bool:
+    """Whether an inpatient is not in acute care."""
+    return not set(_TERMS["subacute"]).isdisjoint(texts(resource, "class.code"))
+
+
+def _left(resource: Resource) -> Left | None:
+    """How a stay ended, as its status and its discharge say; None where they do not say."""
+    if text(resource, "status") in _TERMS["open"]:
+        return Left.STILL
     said = {
         word.lower()
         for holder in ("hospitalization", "admission")
         for path in ("coding.code", "coding.display", "text")
         for word in texts(resource, f"{holder}.dischargeDisposition.{path}")
     }
-    if any(map(_DIED.fullmatch, said)):
-        return True
-    return False if said - _UNSAID else None
+    for left in (Left.DIED, Left.STILL, Left.MOVED):
+        if any(re.fullmatch(_TERMS[left.name.lower()], word) for word in said):
+            return left
+    return Left.ALIVE if any(not re.fullmatch(_TERMS["unsaid"], word) for word in said) else None
 
 
 def _event(resource: Resource, known: Known, counts: RuleCounts) -> list[Row] | str:

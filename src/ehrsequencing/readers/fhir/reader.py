@@ -18,6 +18,7 @@ from ehrsequencing.readers.cleaning_rules import cleaned
 from ehrsequencing.readers.fhir.elements import (
     Entry,
     at_server,
+    certainty_of,
     entries_of,
     kind_of,
     texts,
@@ -28,7 +29,9 @@ from ehrsequencing.readers.fhir.mapping import EVENTS, rows_inside, rows_of
 from ehrsequencing.readers.fhir.survey import LOST, Survey, refuse_other_release, survey
 from ehrsequencing.readers.import_report import (
     FATES,
+    MOST_UNSURE,
     RULES,
+    UNSURE,
     WARN_SHARE,
     ImportReport,
     TableCounts,
@@ -56,7 +59,8 @@ _TYPES = {
     "number": pa.float64(),
     "source": pa.int64(),
     "acute": pa.bool_(),
-    "died": pa.bool_(),
+    "inpatient": pa.bool_(),
+    "left": pa.int8(),
 }
 # a result issued so much later comes from an archive or a migration
 _LATEST_ISSUE = pa.scalar(timedelta(days=90))
@@ -96,7 +100,8 @@ def import_fhir(source: str, job: Import) -> None:
     files = fhir_files(path)
     with job.writer(path, encounter=pa.string()) as writer:
         sources = ((file.where, file.entries()) for file in files)
-        surveyed = survey(sources, known=job.settings.known)
+        is_sure = job.settings.provisional == "confirmed"
+        surveyed = survey(sources, known=job.settings.known, confirmed=is_sure)
         blocks = Blocks(job.report, surveyed, job.zone)
         for number in job.files(len(files)):
             file = files[number]
@@ -118,6 +123,7 @@ def read_bundle(
     zone: tzinfo | None = None,
     *,
     known: Literal["latest", "earliest"] = "latest",
+    provisional: Literal["apart", "confirmed"] = "apart",
     where: str = "bundle",
 ) -> tuple[pa.Table, ImportReport]:
     """The MEDS rows of a bundle, of a list of resources, or of a single resource, in memory.
@@ -126,6 +132,7 @@ def read_bundle(
         bundle: JSON as Python reads it. It must hold the Patient, since events of an unknown person are dropped.
         zone: Clock of the instants that are written in UTC; default: UTC.
         known: As `import.known`.
+        provisional: As `import.provisional`.
         where: What to call the bundle in an error.
 
     Returns:
@@ -136,7 +143,8 @@ def read_bundle(
         EhrseqError: It holds another release of FHIR than R4.
     """
     report, entries = ImportReport("fhir"), list(entries_of(bundle))
-    blocks = Blocks(report, survey([(where, entries)], known=known), zone)
+    surveyed = survey([(where, entries)], known=known, confirmed=provisional == "confirmed")
+    blocks = Blocks(report, surveyed, zone)
     rows = pa.concat_tables(blocks.tables(entries, where=where))
     blocks.finish()
     rows = conformed(rows, rows_schema(pa.string()), report)
@@ -165,6 +173,7 @@ class Blocks:
         self._survey, self._zone = survey, zone
         self._place = 0  # of the next entry
         self._clocks = Counter[str]()  # instants in UTC, and with the offset of a place
+        self._unsure = Counter[str]()  # statuses of Conditions that are not confirmed
         self._modifiers = Counter[str]()  # URLs of extensions of Patient and Encounter
         # results by the day of their issue; under None those issued on their own day
         self._issued = Counter[Any]()
@@ -195,6 +204,11 @@ class Blocks:
     def finish(self) -> None:
         """Warn of clocks of two kinds, and of elements that may not mean what they seem to."""
         cautions, issued = self.report.cautions, self._issued.total()
+        self.report.counts.update(self._survey.counts)
+        status, n = max(self._unsure.items(), key=lambda one: one[1], default=("", 0))
+        conditions = self._counts("Condition").rows_in if n else 0
+        if n > max(MOST_UNSURE * conditions, _FEW_ISSUED) and not self._survey.known.confirmed:
+            cautions.append(UNSURE.format(n, conditions, "Conditions", status))
         late = self.report.counts["late_issue"]
         most = max([n for day, n in self._issued.items() if day is not None], default=0)
         if late > WARN_SHARE * issued or (issued >= _FEW_ISSUED and most * 2 >= issued):
@@ -239,6 +253,8 @@ class Blocks:
         """The rows of a resource with its type and number; one without rows is counted."""
         kind = kind_of(resource) or ""
         kind = kind if kind.isalpha() else UNTYPED  # other texts are not shown
+        if kind == "Condition" and certainty_of(resource) == "provisional":
+            self._unsure.update(texts(resource, "verificationStatus.coding.code")[:1])
         counts = self._counts(kind)
         if isinstance(outcome, str):
             counts.fates.append(FATES[outcome])
@@ -287,7 +303,7 @@ class Blocks:
         self.book.add(ends, parent=stays)
         people = rows["subject"].filter(pc.equal(role, int(Role.PERSON)))
         self.names.add(pa.chunked_array([people]))
-        table = pa.table(
+        return pa.table(
             {
                 "subject_id": subject_ids(pa.chunked_array([rows["subject"]])),
                 "role": pc.if_else(is_dated, pc.if_else(is_result, _ISSUED, _EVENT), role),
@@ -297,14 +313,10 @@ class Blocks:
                 "numeric_value": rows["number"],
                 "text_value": rows["text"],
                 "encounter_id": rows["encounter"],
-                "acute": rows["acute"],
-                "died": rows["died"],
+                **{name: rows[name] for name in ("acute", "inpatient", "site", "left")},
                 "source": rows["source"],
             }
         )
-        is_undated = pc.and_(pc.equal(role, int(Role.DEATH)), pc.is_null(time))
-        self.report.counts["undated_death"] += pc.sum(is_undated).as_py() or 0
-        return table.filter(pc.invert(is_undated))
 
     def _times(self, written: pa.Array) -> pa.Array:
         """Times with the clock that they show; those in UTC have that of the zone."""

@@ -27,6 +27,15 @@ from ehrsequencing.readers.fhir.elements import (
     texts,
     walk,
 )
+from ehrsequencing.readers.fhir.identity import (
+    Bill,
+    Record,
+    bill_of,
+    join_records,
+    linked_records,
+    record_of,
+    replaced_bills,
+)
 from ehrsequencing.readers.fhir.known import Known
 from ehrsequencing.readers.fhir.mapping import (
     DID_NOT_HAPPEN,
@@ -93,19 +102,23 @@ class Survey:
     several: bool
     lost: NDArray[np.int8]
     known: Known
-    newer_parts: (
-        int  # copies with a part of the elements only that are newer than the whole resource
-    )
+    # copies with a part of the elements only that are newer than the whole resource
+    newer_parts: int
+    counts: dict[str, int]  # how often some rules of the report hold
 
 
 def survey(
-    files: Iterable[tuple[str, Iterable[Entry]]], *, known: Literal["latest", "earliest"] = "latest"
+    files: Iterable[tuple[str, Iterable[Entry]]],
+    *,
+    known: Literal["latest", "earliest"] = "latest",
+    confirmed: bool = False,
 ) -> Survey:
     """Look at all entries of a source, in its order.
 
     Args:
         files: What to call each file in an error, and its entries.
         known: As `import.known`.
+        confirmed: Whether diagnoses that are not confirmed count as the others.
 
     Raises:
         EhrseqError: Two people have the same id, and nothing names their servers.
@@ -115,6 +128,10 @@ def survey(
     seen = array("q")
     # order, table, name and value of `_links`, with the server and the place of who says so
     links: list[tuple[int, str, str, Any, str, int]] = []
+    # records of patients, pairs of linked ones, and bills, each with the server and the place of who says so
+    records = list[tuple[str, Record, str, int]]()
+    pairs = list[tuple[str, str, str, str, int]]()
+    bills = list[tuple[str, Bill, str, int]]()
     people = dict[str, tuple[str | None, str | None, str, str]]()  # birth, sex, server and file
     conflicts = list[
         tuple[str, str, str, str]
@@ -123,14 +140,26 @@ def survey(
     entries = ((where, entry) for where, inside in files for entry in inside)
     for place, (where, entry) in enumerate(entries):
         kind, own = kind_of(entry.resource), text(entry.resource, "id")
+        if kind == "Person" and entry.is_there:
+            pairs += [
+                (*pair, entry.server, place) for pair in linked_records(entry.resource, kind, "")
+            ]
         server = servers.setdefault(entry.server, len(servers))
         if kind in READ and own is not None:
             key = hash(f"{kind}/{own}")
             is_part = "SUBSETTED" in texts(entry.resource, "meta.tag.code")
             state = 2 - is_part if entry.is_there else 0
             seen.extend((key, server, *_version(entry), place, state))
+            if kind in ("Claim", "ExplanationOfBenefit") and entry.is_there:
+                bills.append((f"{kind}/{own}", bill_of(entry.resource), entry.server, place))
             if kind == "Patient" and entry.is_there:
-                birth, sex = (text(entry.resource, name) for name in ("birthDate", "gender"))
+                record = record_of(entry.resource)
+                birth, sex, _ = record
+                records.append((own, record, entry.server, place))
+                pairs += [
+                    (*pair, entry.server, place)
+                    for pair in linked_records(entry.resource, kind, own)
+                ]
                 other = people.setdefault(own, (birth, sex, entry.server, where))
                 if birth and other[0] not in (None, birth) and {sex, other[1]} == _SEXES:
                     conflicts.append((other[2], entry.server, other[3], where))
@@ -148,7 +177,7 @@ def survey(
     lost, newer_parts = _lost(np.frombuffer(seen, np.int64).reshape(-1, 6), place + 1, several)
     wholes = {value for _, table, _, value, *_ in links if table == "wholes"}
     links = [link for link in links if link[1] != "classes" or link[2] in wholes]
-    looked_up = Known(earliest=known == "earliest")
+    looked_up = Known(earliest=known == "earliest", confirmed=confirmed)
     for _, table, name, value, base, place in sorted(links, key=lambda link: link[0]):
         if several:
             kind, slash, own = name.rpartition("/")
@@ -156,7 +185,19 @@ def survey(
             value = qualified(base, value) if isinstance(value, str) else value
         if not lost[place]:  # of several stays the one that ends first
             getattr(looked_up, table).setdefault(name, value)
-    return Survey(several, lost, looked_up, newer_parts)
+    base_of = qualified if several else lambda base, name: name
+    known_records = {base_of(b, own): one for own, one, b, at in records if not lost[at]}
+    known_pairs = [
+        (base_of(b, one), base_of(b, other), type_)
+        for one, other, type_, b, at in pairs
+        if not lost[at]
+    ]
+    merged, superseded, counts = join_records(known_records, known_pairs)
+    looked_up.merged.update(merged)
+    looked_up.superseded.update(superseded)
+    named = {name: bill for name, bill, _, at in bills if not lost[at]}
+    looked_up.replaced.update(replaced_bills(named) if not several else ())
+    return Survey(several, lost, looked_up, newer_parts, counts)
 
 
 def _lost(seen: Ints, n: int, several: bool) -> tuple[NDArray[np.int8], int]:
@@ -227,10 +268,3 @@ def _links(resource: Resource, kind: str, own: str) -> Iterator[tuple[int, str, 
                 other, name = referred(reference) or ("", "")
                 if name:
                     yield end, "stays", f"{other or 'Condition'}/{name}", own
-    elif kind == "Patient":
-        for link in walk(resource, "link"):
-            person, type_ = referred_id(link, "other", "Patient"), text(link, "type")
-            if person is not None and type_ == "replaced-by":
-                yield 0, "merged", own, person
-            elif person is not None and type_ == "replaces":
-                yield 0, "merged", person, own

@@ -15,7 +15,7 @@ from ehrsequencing.config import ImportConfig
 from ehrsequencing.config.importing import MISSING
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.readers.cells import NO_NUMBER, NO_TEXT, Block, form_of_ids, parse_times
-from ehrsequencing.readers.import_report import TableCounts
+from ehrsequencing.readers.import_report import MOST_UNSURE, UNSURE, TableCounts
 from ehrsequencing.readers.omop.database import (
     VOCABULARY_TABLES,
     Concepts,
@@ -25,8 +25,9 @@ from ehrsequencing.readers.omop.database import (
     public_name,
 )
 from ehrsequencing.readers.registry import Import, reader
-from ehrsequencing.readers.rows import Role, combinations, make_rows
+from ehrsequencing.readers.rows import TERMS, Left, Role, combinations, make_rows
 from ehrsequencing.readers.table_files import SourceTable, one_file_each, open_table
+from ehrsequencing.records.codes import PROVISIONAL
 from ehrsequencing.records.events import BIRTH, DEATH, PERIOD_START
 from ehrsequencing.records.parquet_rows import is_text
 
@@ -63,17 +64,9 @@ TABLES = (*_PERSONS_TABLES, *VOCABULARY_TABLES)
 _ALIASES = {"2b_concept": "concept", "2b_concept_relationship": "concept_relationship"}
 _PERSON_CONCEPTS = ("gender", "race", "ethnicity")
 _BIRTH_PARTS = ("year_of_birth", "month_of_birth", "day_of_birth")
-# concepts of inpatient, emergency, observation and intensive-care visits
-_ACUTE = (9201, 9203, 262, 32037, 8717, 8870, 8971, 581379, 581381, 581382, 581383, 581384, 581385)
-# a discharge, of CDM 5.4 and 5.3; concepts and words that say that it was a death
-_DISCHARGES = ("discharged_to", "discharge_to")
-_DIED, _DIED_WORDS = (4216643, 4306655, 434489), r"(?i)\b(died|dead|death|deceased|expired)\b"
-# type concepts of bills and claims: since 2020, and before
-_BILLS = (
-    *(32019, 32810, 32812, 32816, 32821, *range(32844, 32847), *range(32852, 32856)),
-    *(*range(32859, 32862), *range(32866, 32870), *range(32871, 32877), 32881, 32886),
-    *(*range(38000183, 38000231), *range(44786627, 44786630)),
-)
+_TERMS = TERMS["omop"]
+_DISCHARGES = ("discharged_to", "discharge_to")  # of CDM 5.4 and 5.3
+_BILLS = [one for first, last in _TERMS["bills"] for one in range(first, last + 1)]
 _VALUED = (
     "value_as_number",
     "operator_concept_id",
@@ -130,6 +123,14 @@ def import_omop(source: str, job: Import) -> None:
         with job.writer(local_path(source), encounter=pa.int64()) as writer:
             concepts = _read_tables(tables, job, writer.add)
             writer.code_facts = concepts.facts
+            unsure, diagnoses = (
+                job.report.counts["provisional"],
+                job.report.table("condition_occurrence").rows_in,
+            )
+            if unsure > MOST_UNSURE * diagnoses:
+                job.report.cautions.append(
+                    UNSURE.format(unsure, diagnoses, "diagnoses", "preliminary")
+                )
             if concepts.unnamed:
                 job.report.notes.append(
                     f"{concepts.unnamed:,} concepts of the data are not in a table concept: "
@@ -227,11 +228,13 @@ def _columns(name: str) -> list[str]:
     columns += _BIRTH_PARTS if name == "person" else ()
     columns += ("visit_occurrence_id",) if spec else ()
     columns += _VALUED if spec and spec.valued else ()
-    columns += ("condition_type_concept_id",) if spec and spec.role is Role.BEGUN else ()
+    if spec and spec.role is Role.BEGUN:
+        columns += ("condition_type_concept_id", "condition_status_concept_id")
     if spec and spec.end is not None:
         columns += [
             f"{stem}_{kind}" for stem in _DISCHARGES for kind in ("concept_id", "source_value")
         ]
+        columns.append("care_site_id")
     return columns
 
 
@@ -280,6 +283,7 @@ def _check(
         needed += [[f"{stem}_date", f"{stem}_datetime"] for stem in stems]
         times = [f"{stems[0]}_{kind}" for kind in ("datetime", "date")]
         counts.columns["no_time"] = " or ".join(filter(has, times))
+        counts.required |= set(filter(has, times)) if name == "death" else set()
     if spec is not None:
         needed.append([f"{spec.concept}_concept_id", f"{spec.concept}_source_concept_id"])
         counts.required.add(f"{spec.concept}_concept_id")
@@ -355,6 +359,8 @@ def _events(
             "value_id": block.whole("value_as_concept_id"),
             "numbered": pc.is_valid(columns["numeric_value"]),
         }
+    if spec.role is Role.BEGUN:
+        keys["status_id"] = block.whole("condition_status_concept_id")
     few, place = combinations(keys)
     unmapped = pc.equal(few["concept_id"], 0)
     is_unmapped = np.asarray(unmapped)[place]
@@ -370,10 +376,16 @@ def _events(
         code = concepts.derived(code, pc.if_else(unmapped, NO_TEXT, suffix))
         number = columns["numeric_value"]
         columns["numeric_value"] = pc.if_else(pa.array(is_unmapped), NO_NUMBER, number)
+    if spec.role is Role.BEGUN and job.settings.provisional == "apart":
+        is_unsure = pc.is_in(few["status_id"], pa.array(_TERMS["provisional"]))
+        job.report.counts["provisional"] += int(np.asarray(is_unsure)[place].sum())
+        code = concepts.derived(code, pc.if_else(is_unsure, PROVISIONAL[2:], NO_TEXT))
     if spec.end is not None:
         concepts.with_end(code)
-        acute = pc.is_in(few["concept_id"], pa.array(_ACUTE)).combine_chunks()
-        columns |= {"acute": acute.take(pa.array(place)), "died": _died(block, spec)}
+        for name in ("acute", "inpatient"):
+            is_so = pc.is_in(few["concept_id"], pa.array(_TERMS[name])).combine_chunks()
+            columns[name] = is_so.take(pa.array(place))
+        columns |= {"site": block.name("care_site_id"), "left": _left(block, spec)}
     coded = pa.DictionaryArray.from_arrays(pa.array(place), code.combine_chunks())
     is_early = spec.role is Role.BEGUN and job.settings.known == "earliest"
     made = make_rows(Role.EVENT if is_early else spec.role, base, coded, **columns)
@@ -384,16 +396,27 @@ def _events(
     return made.set_column(made.column_names.index("role"), "role", role)
 
 
-def _died(block: Block, spec: EventTable) -> pa.ChunkedArray:
-    """(n,) whether a visit ended by a death; null where its discharge is not said, or is that of a part."""
+def _left(block: Block, spec: EventTable) -> pa.ChunkedArray:
+    """(n,) how a visit ended, as `Left`; null where its discharge is not said, or is that of a part."""
+    said, words = _TERMS["discharge"], _TERMS["discharge"]["words"]
     concepts = [block.whole(f"{stem}_concept_id") for stem in _DISCHARGES]
     concept = pc.max_element_wise(*concepts)
     word = pc.coalesce(*(block.text(f"{stem}_source_value") for stem in _DISCHARGES))
-    words = pc.fill_null(pc.match_substring_regex(word, _DIED_WORDS), False)
-    is_dead = pc.or_(pc.is_in(concept, pa.array(_DIED)), words)
-    is_known = pc.or_kleene(pc.greater(concept, 0), pc.match_substring_regex(word, "[A-Za-z]"))
-    is_alive = pc.and_(pc.fill_null(is_known, False), spec.role is Role.VISIT)
-    return pc.if_else(pc.or_(is_dead, is_alive), is_dead, pa.scalar(None, pa.bool_()))
+
+    def says(pattern: str) -> pa.ChunkedArray:
+        return pc.fill_null(pc.match_substring_regex(word, pattern), False)
+
+    is_known = pc.or_(pc.fill_null(pc.greater(concept, 0), False), says("[A-Za-z]"))
+    is_whole = spec.role is Role.VISIT
+    left = pc.if_else(pc.and_(is_known, is_whole), int(Left.ALIVE), pa.scalar(None, pa.int8()))
+    is_told = pc.fill_null(pc.greater(concept, 0), False)  # a concept counts before a word
+    for name in ("moved", "still", "died") if is_whole else ("died",):
+        by_word = says(words[name])
+        if name == "moved":
+            by_word = pc.and_(by_word, pc.invert(pc.or_(says(words["home"]), is_told)))
+        is_so = pc.or_(pc.is_in(concept, pa.array(said[name])), by_word)
+        left = pc.if_else(is_so, int(Left[name.upper()]), left)
+    return left.cast(pa.int8())
 
 
 def _values(block: Block, job: Import) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:

@@ -1,0 +1,247 @@
+"""Births and deaths: what is outside of a life, and the deaths that a data set leaves open.
+
+Deaths without a date, and deaths that life contradicts, get codes of their own; a task says what they mean.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ehrsequencing.config import TaskConfig
+from ehrsequencing.core.arrays import Bools, Ints
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.records.codes import CodeMatcher
+from ehrsequencing.records.episodes import TERMS
+from ehrsequencing.records.events import (
+    BIRTH,
+    DAY_US,
+    DEATH,
+    DOUBTFUL_DEATH,
+    FOLLOW_UP,
+    NEVER,
+    SECOND_US,
+    STATIC,
+    UNDATED_DEATH,
+    Events,
+    OfCodes,
+    first_time,
+    last_time,
+    opens_run,
+    within_life,
+)
+from ehrsequencing.records.visits import Record
+
+DOUBTFUL = "doubtful_deaths.parquet"  # of a prepared set: subjects whose death is in doubt
+DOUBT_DAYS = 60  # after a death, beyond which two days of presence make it doubtful
+AGREE_DAYS = 7  # between a death and another source that agrees
+MOST_UNDATED = (
+    0.05  # share of the deaths that may be undated where a task does not say what they mean
+)
+_PRESENT = re.compile("|".join(TERMS["presence"].values()), re.IGNORECASE)
+_STATED = re.compile(TERMS["deaths"]["stated"], re.IGNORECASE)
+# which codes mean that somebody is there: those of stays, whose ends imports name, and vital signs
+_present = OfCodes(
+    lambda codes: (
+        np.array([bool(_PRESENT.fullmatch(code)) for code in codes])
+        | np.isin([f"{code}//END" for code in codes], codes)
+    )
+)
+
+
+def settle_deaths(events: Events, fixes: Counter[str]) -> Events:
+    """Give deaths without a date, and deaths that their person outlived, a code of their own; see the module.
+
+    Args:
+        events: Sorted by subject and time.
+        fixes: Counted on.
+    """
+    is_death = events.is_code(DEATH)
+    if not is_death.any():
+        return events
+    events = _date(events, is_death, fixes)
+    death_us = first_time(events, events.is_code(DEATH), events.subjects[1], len(events.starts))
+    row_us = death_us[events.subjects[1]]
+    is_later = (row_us != STATIC) & (events.time_us // DAY_US > row_us // DAY_US)
+    is_later &= _is_present(events) & ~events.is_code(DEATH)
+    if not is_later.any():
+        return events
+    filled_us = filled_until(death_us)[events.subjects[1]]
+    moved_us = last_time(
+        events, is_later & (events.time_us <= filled_us), events.subjects[1], len(death_us)
+    )
+    is_moved = moved_us != STATIC
+    death_us = np.where(is_moved, moved_us, death_us)
+    fixes["filled_death"] += int(is_moved.sum())
+    row_us = death_us[events.subjects[1]]
+    is_later &= events.time_us > row_us + DOUBT_DAYS * DAY_US
+    stated = np.array([bool(_STATED.fullmatch(code)) for code in events.codes])[events.code]
+    stated &= abs(events.time_us - row_us) <= AGREE_DAYS * DAY_US
+    agrees = np.bincount(events.subjects[1][stated], minlength=len(death_us)) > 0
+    doubtful = (_days_present(events, is_later) > 1) & ~agrees
+    fixes["doubtful_death"] += int(doubtful.sum())
+    is_death = events.is_code(DEATH) & (events.time_us != STATIC)
+    time_us = np.where(is_death & is_moved[events.subjects[1]], row_us, events.time_us)
+    events = _renamed(events, is_death & doubtful[events.subjects[1]], DOUBTFUL_DEATH)
+    events = replace(events, time_us=time_us)
+    return events.take(np.lexsort((events.time_us, events.subject_id)))
+
+
+def _date(events: Events, is_death: Bools, fixes: Counter[str]) -> Events:
+    """Put deaths without a time at the last sign of life, and drop those of people whose death has one."""
+    undated = is_death & (events.time_us == STATIC)
+    if not undated.any():
+        return events
+    subject, n = events.subjects[1], len(events.starts)
+    is_sign = ~is_death & ~np.isin(events.code, _places(events.codes, (BIRTH, *FOLLOW_UP)))
+    last_us = last_time(events, is_sign, subject, n)[subject]
+    dated = np.bincount(subject[is_death & ~undated], minlength=n)[subject] > 0
+    drop = undated & (dated | (last_us == STATIC))
+    fixes["undated_death"] += int((undated & ~drop).sum())
+    events = replace(events, time_us=np.where(undated & ~drop, last_us, events.time_us))
+    events = _renamed(events, undated & ~drop, UNDATED_DEATH).take(~drop)
+    return events.take(np.lexsort((events.time_us, events.subject_id)))
+
+
+def _is_present(events: Events) -> Bools:
+    """(n,) rows with a clock that say that their person was there."""
+    clock = ~np.isin(events.time_us % DAY_US, (0, DAY_US - SECOND_US))
+    return np.asarray(_present(events.codes)[events.code] & clock)
+
+
+def _days_present(events: Events, chosen: Bools) -> Ints:
+    """(S,) on how many days each subject has any of the chosen rows."""
+    rows, subject = np.flatnonzero(chosen), events.subjects[1]
+    rows = rows[opens_run(subject[rows], events.time_us[rows] // DAY_US)]
+    return np.bincount(subject[rows], minlength=len(events.starts))
+
+
+def filled_from(time_us: Ints) -> Ints:
+    """(n,) the start of the year or month that a filled date means (1 January, 31 December, a 15th), else the time."""
+    return _period(time_us)[0]
+
+
+def filled_until(time_us: Ints) -> Ints:
+    """(n,) the last second of the year or month that a filled date means, else the time."""
+    return _period(time_us)[1]
+
+
+def _period(time_us: Ints) -> tuple[Ints, Ints]:
+    is_date = np.isin(time_us % DAY_US, (0, DAY_US - SECOND_US)) & (time_us != STATIC)
+    day = np.where(is_date, time_us // DAY_US, 1).astype("datetime64[D]")
+    month, year = day.astype("datetime64[M]"), day.astype("datetime64[Y]")
+    start, stop = (one.astype("datetime64[D]") for one in (year, year + 1))
+    is_year = is_date & ((day == start) | (day == stop - 1))
+    is_month = is_date & (day - month.astype("datetime64[D]") == np.timedelta64(14, "D"))
+    first = np.where(is_year, start, month.astype("datetime64[D]")).astype(np.int64)
+    last = np.where(is_year, stop, (month + 1).astype("datetime64[D]")).astype(np.int64)
+    is_filled = is_year | is_month
+    return (
+        np.where(is_filled, first * DAY_US, time_us),
+        np.where(is_filled, last * DAY_US - SECOND_US, time_us),
+    )
+
+
+def _places(codes: tuple[str, ...], names: tuple[str, ...]) -> list[int]:
+    return [place for place, code in enumerate(codes) if code in names]
+
+
+def _renamed(events: Events, chosen: Bools, name: str) -> Events:
+    """The events, some of them with another code."""
+    if not chosen.any():
+        return events
+    codes = events.codes if name in events.codes else (*events.codes, name)
+    code = np.where(chosen, codes.index(name), events.code).astype(np.int32)
+    return replace(events, codes=codes, code=code)
+
+
+def keep_lifetimes(events: Events, path: Path, fixes: Counter[str], ends: CodeMatcher) -> Events:
+    """Refuse two births; drop impossible births and deaths, rows outside of a life, and who has only static rows."""
+    time_us, (subjects, row) = events.time_us, events.subjects
+    n = len(subjects)
+    timed, is_birth, is_death = time_us != STATIC, events.is_code(BIRTH), events.is_code(DEATH)
+    birth_us = first_time(events, is_birth, row, n)
+    if np.any(is_birth & timed & (time_us != birth_us[row])):
+        raise EhrseqError(
+            "a subject has two births",
+            where=str(path),
+            fix=f"keep one {BIRTH} per subject; dialect.birth lists the other names that count as births",
+        )
+    # looked at first, since a wrong birth or death would drop everything else
+    other_us = last_time(events, ~is_birth, row, n)
+    late_birth = is_birth & ((other_us != STATIC) & (birth_us > other_us))[row]
+    early_death = is_death & timed & (other_us >= birth_us)[row] & (time_us < birth_us[row])
+    is_sound = ~late_birth & ~early_death
+    birth_us = first_time(events, is_birth & is_sound, row, n)[row]
+    death_us = first_time(events, is_death & is_sound, row, n)[row]
+    # a date is at the start or, after an import, at the last second of its day
+    dated = timed & np.isin(time_us % DAY_US, (0, DAY_US - SECOND_US))
+    inside_us = within_life(time_us, dated, birth_us, death_us)
+    fixes["life_day"] += int((inside_us != time_us).sum())
+    time_us, events = inside_us, replace(events, time_us=inside_us)
+    before = is_sound & timed & (time_us < birth_us)
+    after = is_sound & timed & (death_us != STATIC) & (time_us > death_us)
+    is_end = after & ends.mask(events.codes)[events.code]
+    if is_end.any():  # who has one after their death is not without it
+        events = replace(events, time_us=np.where(is_end, death_us, time_us))
+        after &= ~is_end
+    is_sound &= ~before & ~after
+    static_only = is_sound & ~(np.bincount(row[is_sound & timed], minlength=n) > 0)[row]
+    fixes["late_birth"] += int(late_birth.sum())
+    fixes["early_death"] += int(early_death.sum())
+    fixes["before_birth"] += int(before.sum())
+    fixes["after_death"] += int(after.sum())
+    fixes["static_value"] += int((~timed & ~np.isnan(events.value)).sum())
+    fixes["static_only"] += len(np.unique(row[static_only]))
+    is_sound &= ~static_only
+    return events if is_sound.all() else events.take(is_sound)
+
+
+def deaths_of(record: Record, task: TaskConfig) -> tuple[Record, Ints | None]:
+    """A record whose deaths are those that a task counts.
+
+    Returns:
+        The record, and (S,) where a death without a date ends the follow-up; None where it ends nobody's.
+    """
+    events, rules = record.events, task.deaths
+    counted = {UNDATED_DEATH: rules.undated != "censor", DOUBTFUL_DEATH: rules.doubtful == "keep"}
+    chosen = np.isin(events.code, _places(events.codes, tuple(k for k in counted if counted[k])))
+    end_us = None
+    if not counted[UNDATED_DEATH] and UNDATED_DEATH in events.codes:
+        is_end = events.is_code(UNDATED_DEATH)
+        end_us = first_time(events, is_end, record.subject, len(record.subject_id))
+        end_us = np.where(end_us == STATIC, NEVER, end_us)
+    if chosen.any():
+        record = replace(record, events=_renamed(events, chosen, DEATH))
+    return record, end_us
+
+
+def write_doubtful(folder: Path, subject_ids: Sequence[Ints]) -> None:
+    """Write whose death is in doubt, for the owner of the records; no file where there is nobody."""
+    ids = np.unique(np.concatenate([np.zeros(0, np.int64), *subject_ids]))
+    if len(ids):
+        pq.write_table(pa.table({"subject_id": ids}), folder / DOUBTFUL)
+
+
+def refuse_undated(
+    task: TaskConfig, causes: Sequence[CodeMatcher], counts: Mapping[str, int]
+) -> None:
+    """Refuse a task on deaths of which many have no date, unless it says what they mean.
+
+    Raises:
+        EhrseqError: With both bounds.
+    """
+    undated, dated = counts["undated_deaths"], counts["dated_deaths"]
+    asks = any(matcher(DEATH) for matcher in causes) and task.deaths.undated is None
+    if asks and undated > MOST_UNDATED * (undated + dated):
+        raise EhrseqError(
+            f"{undated:,} people are known to be dead without a date, and {dated:,} deaths have one: there are "
+            f"{undated + dated:,} deaths if all died at their last sign of life, {dated:,} if all are censored there",
+            where=f"task {task.name}",
+            fix="say which in the task, as in deaths: {undated: at_last_sign} or deaths: {undated: censor}",
+        )
