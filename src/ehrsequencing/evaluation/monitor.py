@@ -203,7 +203,7 @@ def monitor(
         EhrseqError: Journal, run and data do not belong together, or the journal is empty.
     """
     newest = _newest_night(journal, run)
-    reader, parents = MedsReader(data, facts, run.study.visits), read_parents(data)
+    reader, parents = MedsReader(data, facts, run.study), read_parents(data)
     encoder = Encoder(run, parents)
     tick = Steps(reader, 0, progress)
 
@@ -346,30 +346,18 @@ def _incidence(
 
 def _accuracy(curve: Floats, days: Floats, cause: Ints, horizon: float) -> tuple[Floats, Floats]:
     """(3, 3) expected C, Brier score and IPA with their intervals over people, and the same as realised."""
-    (weights,) = bootstrap_subjects(np.arange(len(curve)), RESAMPLES, 0)
-    found = [expected_accuracy(curve)[:, 0], expected_accuracy(curve, weights.astype(np.float64))]
-    rows = ScoredRows.of(*_by_horizon(curve, days, cause, horizon))
-    resampled = ScoredRows.of(*_by_horizon(curve, days, cause, horizon), weights=weights)
-    metrics = (wolbers_c, brier, index_of_prediction_accuracy)
-    real = [np.array([one(rows)[0, 0] for one in metrics])]
-    real.append(np.stack([one(resampled)[:, 0, 0] for one in metrics]))
-    out = [np.column_stack([value, *_interval(value, each)]) for value, each in (found, real)]
-    return out[0], out[1]
-
-
-def _by_horizon(
-    curve: Floats, days: Floats, cause: Ints, horizon: float
-) -> tuple[Floats, Ints, Floats, list[float]]:
-    """The arguments of `ScoredRows.of`."""
+    (drawn,) = bootstrap_subjects(np.arange(len(curve)), RESAMPLES, 0)
+    weights = np.vstack([np.ones(len(curve)), drawn])
     risk = np.zeros((len(curve), max(int(cause.max(initial=0)), 1), 1))
     risk[:, 0, 0] = curve[:, -1]
-    return days, cause, risk, [horizon]
-
-
-def _interval(values: Floats, samples: Floats) -> tuple[Floats, Floats]:
-    pairs = [interval_around(one, some) for one, some in zip(values, samples, strict=True)]
-    low, high = (np.array([float(pair[k]) for pair in pairs]) for k in (0, 1))
-    return low, high
+    rows = ScoredRows.of(days, cause, risk, [horizon], weights=weights)
+    metrics = (wolbers_c, brier, index_of_prediction_accuracy)
+    real = np.stack([one(rows)[:, 0, 0] for one in metrics])
+    expected, realised = (
+        np.column_stack([found[:, 0], *interval_around(found[:, 0], found[:, 1:].T)])
+        for found in (expected_accuracy(curve, weights), real)
+    )
+    return expected, realised
 
 
 def _held_out_gap(run: Run) -> Floats | None:
