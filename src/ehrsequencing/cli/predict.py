@@ -42,6 +42,14 @@ def predict(
             "--at", help="all, last, index (each person's newest), every-index, or a date"
         ),
     ] = "all",
+    since: Annotated[
+        str | None,
+        typer.Option(
+            "--since",
+            "--within",
+            help="Only people whose index is so recent: 14d before the data's end or the date of --at, or a date",
+        ),
+    ] = None,
     horizons: Annotated[
         str | None, typer.Option("--horizons", help="As in 90d,2y; default: the task's")
     ] = None,
@@ -76,7 +84,7 @@ def predict(
     from ehrsequencing.prediction.prediction_file import refuse_early
 
     study = read_study(config, overrides, "predict")
-    refuse_early(out, data, at, overwrite=overwrite)
+    refuse_early(out, data, at, since, overwrite=overwrite)
     opened = open_run(run, study, "predict", config=config)
     from ehrsequencing.core.durations import days_of
     from ehrsequencing.prediction.journal import Journal
@@ -84,7 +92,13 @@ def predict(
     from ehrsequencing.reporting.risk_list import write_list
 
     days = None if horizons is None else days_of(horizons.split(","), where="--horizons")
-    given: dict[str, Any] = {"at": at, "horizons_days": days, "facts": study.data, "force": force}
+    given: dict[str, Any] = {
+        "at": at,
+        "since": since,
+        "horizons_days": days,
+        "facts": study.data,
+        "force": force,
+    }
     given |= {"overwrite": overwrite, "say": remark}
     if outcome or top is not None:
         refuse_idle(

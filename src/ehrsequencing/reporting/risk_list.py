@@ -73,6 +73,7 @@ def write_list(
     out: Path,
     *,
     at: str,
+    since: str | None = None,
     horizons_days: Sequence[float] | None = None,
     facts: DataConfig | None = None,
     limits: DriftConfig | None = None,
@@ -121,6 +122,7 @@ def write_list(
             data,
             out,
             at=at,
+            since=since,
             horizons_days=horizons_days,
             facts=facts,
             limits=limits,
@@ -146,7 +148,7 @@ def write_list(
         "threshold_from": source,
         "above": {"prediction_times": seen.above, "people": seen.people_above},
         "made_by": {**records.made_by, "version": __version__},
-        "highest": _highest(question, records, Moment(at), seen.highest),
+        "highest": _highest(question, records, Moment(at, since), seen.highest),
         "drift": drift.as_json(),
     }
     with output_file(page, LIST, overwrite=overwrite, owner_only=True) as temporary:
