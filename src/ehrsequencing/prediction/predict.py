@@ -7,7 +7,7 @@ where the data ends, after which there is no answer.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -192,7 +192,10 @@ class NewRecords:
             fix = "map its codes to those of the run's training data; --force predicts anyway"
             raise EhrseqError(what, where=str(self.data), fix=fix)
         drift = self.drift()
-        unlike = [*check_reference(self.run), *([drift.verdict] if drift.is_alarm else ())]
+        unlike = [
+            *check_reference(self.run),
+            *([drift.verdict] if drift.is_alarm or drift.notes else ()),
+        ]
         if share > MUCH_UNKNOWN:
             unlike.insert(0, f"{what}: it cannot use them")
         return f"warning: {'; '.join(unlike)}" if unlike else what
@@ -372,7 +375,7 @@ class RiskPredictor:
         """
 
         def answer(part: TaskRecords) -> Iterator[tuple[Ints, Risks]]:
-            risks = self.answer(part, moment)
+            risks = replace(self.answer(part, moment), now_us=records.now_us(moment))
             yield risks.subject_id, risks
 
         for _, risks in answers_of(records, moment, answer, force=force, say=say):

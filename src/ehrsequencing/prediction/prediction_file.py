@@ -98,6 +98,7 @@ class Risks:
     high: Floats32 | None = None  # the upper end
     kind: Ints | None = None  # (n,) a place in `moment.KINDS`; None where it is not known
     index_us: Ints | None = None  # (n,)
+    now_us: int | None = None  # the date that is asked about, else the data's end
     hazards: Floats32 | None = None  # (n, causes, bins) per day; where they are journalled
 
     def __len__(self) -> int:
