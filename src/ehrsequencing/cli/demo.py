@@ -9,7 +9,7 @@ import torch
 from ehrsequencing.api.records import simulate
 from ehrsequencing.api.study import run
 from ehrsequencing.cli.console import say as print_line, shown
-from ehrsequencing.config import DAYS_PER_YEAR, load_study, load_task
+from ehrsequencing.config import load_study, load_task
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import entries, read_json, require_name
 from ehrsequencing.core.outputs import MANIFEST, SIMULATION, is_json_of
@@ -18,7 +18,6 @@ from ehrsequencing.results.result_types import Shared
 from ehrsequencing.simulate import SimulationConfig
 from ehrsequencing.simulate.dataset import simulation_facts
 
-LAST_HORIZON_DAYS = 2 * DAYS_PER_YEAR  # by then most events have happened: it is the main horizon
 LEFT_OUT = (
     "The demo trains one small network; the defaults blend it with boosted visits and landmark Cox."
 )
@@ -33,6 +32,7 @@ WORLD = SimulationConfig(
     visit_effect=0,
     drop_out_effect=0,
     truth_futures=64,
+    last_horizon_years=2,  # by then most events have happened: it is the main horizon
 )
 SETTINGS = (  # a small model with dropout
     "model.size=small",
@@ -75,8 +75,6 @@ def run_demo(
         simulate(data, subjects=subjects, seed=seed, progress=shown(), **world)
     study = load_study(None, [*SETTINGS, f"training.seed={seed}"])
     task = load_task(data / "task.yaml")
-    horizons = tuple(days for days in task.horizons if days <= LAST_HORIZON_DAYS)
-    task = task.model_copy(update={"horizons": horizons})
     say(LEFT_OUT)
     made = run(data, task, out=out, study=study, progress=shown(), say=say)
     metrics: Shared = read_json(made.folder / "metrics.json")

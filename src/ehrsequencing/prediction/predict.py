@@ -185,7 +185,10 @@ class NewRecords:
             fix = "map its codes to those of the run's training data; --force predicts anyway"
             raise EhrseqError(what, where=str(self.data), fix=fix)
         drift = self.drift()
-        unlike = [*check_reference(self.run), *([drift.verdict] if drift.is_alarm else ())]
+        unlike = [
+            *check_reference(self.run),
+            *([drift.verdict] if drift.is_alarm or drift.notes else ()),
+        ]
         if share > MUCH_UNKNOWN:
             unlike.insert(0, f"{what}: it cannot use them")
         return f"warning: {'; '.join(unlike)}" if unlike else what

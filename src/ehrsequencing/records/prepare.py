@@ -61,9 +61,9 @@ from ehrsequencing.records.meds import (
     MedsReader,
     data_name,
     find_shards,
-    is_simulation,
     parquet_files,
     read_card,
+    simulation_faults,
 )
 from ehrsequencing.records.numbers import number_warnings
 from ehrsequencing.records.outcomes import choose_outcomes
@@ -293,12 +293,14 @@ def fill(
 def _facts(work: "ShardWork", surveyed: "Survey[_FirstPass]") -> dict[str, Any]:
     """What the manifest says of the data set and the settings."""
     reader, days = work.reader, surveyed.days
+    faults = simulation_faults(reader.data)
     return {
         **PREPARED.facts,
         "version": __version__,
         "data": data_name(reader.data),
         "data_path": str(reader.data.resolve()),
-        "simulated": is_simulation(reader.data),
+        "simulated": faults == [],
+        "changed_simulation": faults or [],
         "subjects": len(surveyed.subject_id),
         "rows": {
             "all": int(days.rows.sum() + days.births.sum()) + days.static,

@@ -148,7 +148,7 @@ index:      {{code: {ENROLMENT}, which: first}}
 outcome:    {{{outcome}: {OUTCOME_CODE}}}
 competing:  {{{death}: {DEATH_CODE}}}
 censoring:  {{code: {END_OF_FOLLOW_UP}}}
-horizons:   [{", ".join(horizons(config.follow_up_max_years))}]
+horizons:   [{", ".join(horizons(config.follow_up_max_years, config.last_horizon_years))}]
 landmarks:  [0d]
 """
 
@@ -181,7 +181,9 @@ class _TruthWriter:
 
     def __init__(self, out: Path, config: SimulationConfig, open_files: ExitStack) -> None:
         self._edges_days = grid_days(config.follow_up_max_years)
-        self._horizons_days = np.array(list(horizons(config.follow_up_max_years).values()))
+        self._horizons_days = np.array(
+            list(horizons(config.follow_up_max_years, config.last_horizon_years).values())
+        )
         self._risks = open_files.enter_context(_parquet_writer(out / "truth.parquet", _RISKS))
         self._hazards = open_files.enter_context(
             _parquet_writer(out / "truth_hazards.parquet", _HAZARDS)
