@@ -19,6 +19,8 @@ MOVED = {
     "which-model": "models",
     "explorer": "report",
     "explanations": "report",
+    "nightly": "production",
+    "performance": "scale",
 }
 REPOSITORY = ""  # its address, once it is known: packaging/RELEASING.md, step 1
 project, author, release = "ehrsequencing", "The ehrsequencing authors", __version__

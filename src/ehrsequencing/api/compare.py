@@ -49,7 +49,7 @@ from ehrsequencing.results.redaction import redact_rows
 from ehrsequencing.results.result_types import Exact
 
 _MEANS = ("c", "ipa", "nll")
-_MOST_LINES = 30  # that a comparison prints
+_MOST_LINES = 10  # that a comparison prints
 _ROUNDING = 1e-6  # of risks that add up to 1
 
 
@@ -79,6 +79,14 @@ class RunComparison(Hinted):
     def metrics(self) -> pd.DataFrame:
         """One row for each run, landmark, cause, horizon and metric, with its 95 % interval."""
         return long_table(self.result["metrics"], "model")
+
+    def to_frame(self) -> pd.DataFrame:
+        """`metrics`."""
+        return self.metrics
+
+    def to_latex(self, path: str | os.PathLike[str] | None = None) -> str:
+        """`table()` in LaTeX, which is also written to `path`."""
+        return self.table().to_latex(path)
 
     @property
     def differences(self) -> pd.DataFrame:
@@ -255,9 +263,9 @@ def _groups(runs: Sequence[Run], names: Sequence[str]) -> pd.Series:
 class RiskComparison(EvaluationResult):
     """What `compare_risks` found: the tables and plots of an evaluation at one horizon. Exact, so not for sharing."""
 
-    def to_latex(self) -> str:
-        """`table2()` in LaTeX."""
-        return self.table2().to_latex()
+    def to_latex(self, path: str | os.PathLike[str] | None = None) -> str:
+        """`table2()` in LaTeX, which is also written to `path`."""
+        return self.table2().to_latex(path)
 
     def __repr__(self) -> str:
         return str(self.table2())
