@@ -21,6 +21,7 @@ MOVED = {
     "explanations": "report",
     "nightly": "production",
     "performance": "scale",
+    "league": "benchmarks",
 }
 REPOSITORY = ""  # its address, once it is known: packaging/RELEASING.md, step 1
 project, author, release = "ehrsequencing", "The ehrsequencing authors", __version__
