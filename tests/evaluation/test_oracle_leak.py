@@ -1,5 +1,6 @@
 """A model that beats the truth is leaking: said loudly where it is so, and not where the truth itself is rough."""
 
+import shutil
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ehrsequencing.config import EvaluationConfig, StudyConfig, load_task
+from ehrsequencing.config import EvaluationConfig, StudyConfig, TaskConfig, load_task
 from ehrsequencing.core import arrays
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.evaluate import evaluate
@@ -22,7 +23,9 @@ from ehrsequencing.evaluation.oracle import (
     foresight,
     oracle_warnings,
     other_settings,
+    truth_of,
 )
+from ehrsequencing.evaluation.population import Population
 from ehrsequencing.metrics.hazards import hazards_through
 from ehrsequencing.records.hazards import event_bin, exposure, horizon_nll
 from ehrsequencing.records.prepare import prepare
@@ -230,3 +233,16 @@ def test_the_truth_of_another_task_is_left_out_with_a_note(
     assert result["models"] == [OURS]
     notes = [text for text in result["warnings"] if "truth" in text]
     assert notes == ["No comparison with the truth of the simulation: its task has another outcome."]
+
+
+def test_a_changed_truth_is_not_compared_with(sim_prepared: Path, sim_task: TaskConfig, tmp_path: Path) -> None:
+    population = Population.of_split(Prepared(sim_prepared), sim_task, "held_out")
+    assert population.source is not None
+    copy = Path(shutil.copytree(population.source, tmp_path / "copy"))
+    moved = replace(population, source=copy)
+    assert truth_of(moved, sim_task)[0] is not None
+    for spoil in (lambda path: path.write_bytes(path.read_bytes()[:-1] + b"x"), Path.unlink):
+        spoil(copy / "truth_hazards.parquet")
+        truth, notes = truth_of(moved, sim_task)
+        assert truth is None
+        assert "truth_hazards.parquet is missing or has changed" in notes[0]

@@ -18,6 +18,7 @@ KNOBS = {name: field for name, field in SimulationConfig.model_fields.items() if
 NEVER_ZERO = {
     "follow_up_min_years",
     "follow_up_max_years",
+    "last_horizon_years",
     "stay_days",
     "pairs",
     "decay_half_life_days",

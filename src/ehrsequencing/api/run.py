@@ -353,11 +353,16 @@ class TrainedRun(Hinted, Answering, Run):
             known = " / ".join(f"{n} {split.replace('_', '-')}" for split, n in counts)
             parts, c = [*parts, f"{known} subjects"], main_c(metrics.content)
             c += "" if metrics["split"] == "held_out" else f" on {metrics['split']}"
+        if not self.manifest.get("learned", True):
+            c += f", {NOTHING_LEARNED}"
         audit = saved_audit(self.folder)
         verdict = "not made yet"
         if audit is not None:
             verdict = f"{audit['leaks']} leaks found" if audit["leaks"] else "no leak found"
         return f"Run({str(self.folder)!r}: {', '.join([*parts, f'C {c}'])}, audit: {verdict})"
+
+
+NOTHING_LEARNED = "learned nothing that shows on tuning people beside the cohort's own rates"
 
 
 def warn_of(note: str) -> None:

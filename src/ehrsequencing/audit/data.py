@@ -50,7 +50,7 @@ class Source:
             EhrseqError: The records cannot be read, or are not those that were prepared.
         """
         study, manifest = prepared.study, prepared.manifest
-        reader = MedsReader(folder, study.data, study.visits)
+        reader = MedsReader(folder, study.data, study)
         late = manifest.get("late_rows")
         reader.late = LateRows(**late) if late else None  # left out as when the set was prepared
         parents = read_parents(folder)

@@ -323,7 +323,7 @@ def prepare(
     """Turn MEDS records into packed arrays and labels."""
     from ehrsequencing.config.files import agreed_tasks, load_task
     from ehrsequencing.records.attrition import attrition_lines, task_warnings
-    from ehrsequencing.records.check import fix_lines, vocabulary_warnings
+    from ehrsequencing.records.check import data_warnings, fix_lines
     from ehrsequencing.records.prepare import prepare as make
     from ehrsequencing.records.prepared import Prepared
 
@@ -335,8 +335,7 @@ def prepare(
     for line in fix_lines(prepared.manifest["fixes"]):
         say(line)
     say(f"{prepared.manifest['subjects']:,} subjects, {len(prepared.vocabulary):,} tokens")
-    known = prepared.manifest["known_training_rows"]
-    for text in vocabulary_warnings(known, min_subjects=study.vocabulary.min_subjects):
+    for text in data_warnings(prepared.manifest, min_subjects=study.vocabulary.min_subjects):
         warn(text)
     attrition = {name: prepared.attrition(name) for name in prepared.tasks}
     for name, counts in attrition.items():
@@ -359,7 +358,7 @@ for function, panel, example in (
     (pretrain, MODEL, "ehrseq pretrain prepared --out pretrained --task death"),
     (train, MODEL, "ehrseq train prepared --out run model.size=small training.epochs=30"),
     (evaluate, MODEL, "ehrseq evaluate run --baselines fast evaluation.bootstrap=1000"),
-    (drift, AFTER, "ehrseq drift run meds --out drift.html"),
+    (drift, AFTER, "ehrseq drift run meds"),
     (predict, AFTER, "ehrseq predict run meds --at index --horizons 90d,1y --out risks.csv"),
     (explain, AFTER, "ehrseq explain run meds --subject 1234 --horizon 1y --out why.csv"),
     (explore, AFTER, "ehrseq explore run meds --out explorer.html"),

@@ -7,7 +7,7 @@ from typing import Any
 from ehrsequencing.api.records import simulate
 from ehrsequencing.api.study import run
 from ehrsequencing.cli.console import say as print_line, shown
-from ehrsequencing.config import DAYS_PER_YEAR, load_study, load_task
+from ehrsequencing.config import load_study, load_task
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import entries, read_json, require_name
 from ehrsequencing.core.outputs import MANIFEST, SIMULATION, is_json_of
@@ -16,7 +16,6 @@ from ehrsequencing.results.result_types import Shared
 from ehrsequencing.simulate import SimulationConfig
 from ehrsequencing.simulate.dataset import simulation_facts
 
-LAST_HORIZON_DAYS = 2 * DAYS_PER_YEAR  # by then most events have happened: it is the main horizon
 EXPLORED = 300  # patients in the explorer
 FEWEST = 1000  # subjects, below which chance decides how the models compare
 # A simple simulation for a small cohort: the default 24 pairs and 200 background codes need over 10,000 subjects.
@@ -30,6 +29,7 @@ WORLD = SimulationConfig(
     drop_out_effect=0,
     truth_futures=64,
     words=True,
+    last_horizon_years=2,  # by then most events have happened: it is the main horizon
 )
 SETTINGS = ("evaluation.bootstrap=200",)
 
@@ -65,8 +65,6 @@ def run_demo(
         simulate(data, subjects=subjects, seed=seed, progress=shown(), **world)
     study = load_study(None, [*SETTINGS, f"training.seed={seed}"])
     task = load_task(data / "task.yaml")
-    horizons = tuple(days for days in task.horizons if days <= LAST_HORIZON_DAYS)
-    task = task.model_copy(update={"horizons": horizons, "main": horizons[-1]})
     made = run(data, task, out=out, study=study, progress=shown(), say=say)
     if not (out / "explorer.html").is_file():
         made.explore(data, out / "explorer.html", subjects=EXPLORED, progress=shown())

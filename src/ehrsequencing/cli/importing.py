@@ -55,7 +55,7 @@ def _command(reader: "Reader") -> Any:
 
     def import_records(
         source: Annotated[str, typer.Argument(help=reader.source)],
-        out: Annotated[Path, typer.Argument(help="Folder to make")],
+        out: Annotated[Path | None, typer.Argument(help="Folder to make")] = None,
         overrides: Overrides = None,
         map: Annotated[
             Path | None, typer.Option(help="YAML file that says what the columns mean")
@@ -66,11 +66,19 @@ def _command(reader: "Reader") -> Any:
                 "--show-sql", help="Print the SQL that would read SOURCE, and do nothing else"
             ),
         ] = False,
+        named: Annotated[
+            Path | None, typer.Option("--out", hidden=True, help="The same as OUT")
+        ] = None,
         overwrite: Overwrite = False,
     ) -> None:
         from ehrsequencing.api.records import import_source
         from ehrsequencing.config import load_import
 
+        if named is not None and out is not None:
+            out, overrides = None, [str(out), *(overrides or ())]
+        out = named or out
+        if out is None:
+            raise EhrseqError("is missing", where="OUT", fix="name the folder to make after SOURCE")
         _refuse_database(out)
         settings = dict(load_import(overrides or ()))
         if show_sql and reader.sql is not None:
@@ -109,4 +117,10 @@ def _refuse_database(out: Path) -> None:
     if re.match(r"[A-Za-z][A-Za-z0-9+]*:/", str(out)) or "password=" in str(out):
         raise EhrseqError(
             "is a database, not a folder", where="OUT", fix="name SOURCE first, then OUT"
+        )
+    if out.is_file():
+        raise EhrseqError(
+            "is a file, not a folder to make",
+            where=str(out),
+            fix="one command reads one source: join several tables into one file, then name OUT",
         )

@@ -62,7 +62,10 @@ def predict(
     ] = None,
     strict: Annotated[
         bool,
-        typer.Option("--strict", help="No list, and exit code 4, where the people differ too much"),
+        typer.Option(
+            "--strict",
+            help="No list, and exit code 4, where the people differ too much or cannot be compared",
+        ),
     ] = False,
     force: Force = False,
     overwrite: Overwrite = False,
@@ -109,7 +112,7 @@ def predict(
         warn(f"there is no list. {unlike.verdict}")
         finish(wrote=wrote, then=page, result=result)
         raise typer.Exit(REFUSED)
-    say(unlike.verdict)
+    (say if unlike.passes else warn)(unlike.verdict)
     finish(wrote=wrote, then=page, result=result)
 
 
@@ -121,8 +124,8 @@ def drift(
 ) -> None:
     """Compare new people with those that a run was trained on; loads no model.
 
-    Exits with 4 where codes, units, numbers or people differ beyond the settings of the section drift, and with 0 where
-    they do not or where the people are too few to say.
+    Exits with 4 where codes, units, numbers or people differ beyond the settings of the section drift, and where they
+    cannot be compared: the run does not tell of its training people, or the new ones are too few.
     """
     from ehrsequencing.api.new_people import drift as compare
 
@@ -135,18 +138,18 @@ def drift(
         facts=study.data,
         progress=shown(),
     )
-    for text in found.notes:
-        note(f"note: {text}")
-    say(found.verdict)
+    (say if found.passes else warn)(found.verdict)
+    for text in found.notes if found.is_alarm else ():
+        warn(text)
     for one in (found.differences or [])[: 2 * SHOWN]:
         training, here = one.texts
         mark = "  alarm" if one.is_alarm else ""
         say(f"  {_named(one.title, {}):<{CODE}} {training:>9} {here:>9}  {one.size:>4.0%}{mark}")
     then = ["predict", run, data, "--at", opened.task.index.moment]
-    if found.is_alarm:
+    if not found.passes:
         then = ["check", data]
     finish(wrote={}, then=then, result=found.as_json())
-    if found.is_alarm:
+    if not found.passes:
         raise typer.Exit(REFUSED)
 
 

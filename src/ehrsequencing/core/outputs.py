@@ -319,6 +319,15 @@ def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
     return {**content, _DIGEST: own}
 
 
+def read_sealed(path: Path) -> dict[str, Any]:
+    """A JSON object as it was sealed and written; empty where there is none, or where it has changed."""
+    with suppress(EhrseqError):
+        value = read_json(path)
+        if isinstance(value, dict) and value == sealed(value):
+            return value
+    return {}
+
+
 def read_manifest(folder: Path, *, what: str, verify: bool = True) -> dict[str, Any]:
     """Read a complete manifest and check its own digest and the hash of every required file.
 

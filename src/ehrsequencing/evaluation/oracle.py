@@ -22,6 +22,7 @@ from ehrsequencing.metrics.hazards import hazards_through
 from ehrsequencing.models.risks import cumulative_incidence
 from ehrsequencing.predictors.predictor import Predictor
 from ehrsequencing.records.hazards import event_bin, exposure, horizon_nll
+from ehrsequencing.records.meds import simulation_faults
 from ehrsequencing.records.parquet_rows import read_batches
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
 from ehrsequencing.results.result_types import ExcessRow, Oracle
@@ -297,6 +298,9 @@ def truth_of(population: Population, task: TaskConfig) -> tuple[Truth | None, li
     other = other_settings(population.source, task)
     if other:
         what = f"its task has another {', '.join(other)}."
+        return None, [f"No comparison with the truth of the simulation: {what}"]
+    if changed := simulation_faults(population.source, parts=["truth"]):
+        what = f"{', '.join(changed)} is missing or has changed since it was written."
         return None, [f"No comparison with the truth of the simulation: {what}"]
     return Truth.read(population.source, population.records, causes=task.causes), []
 

@@ -118,7 +118,7 @@ class NewRecords:
     late: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self.reader = MedsReader(self.data, self.facts, self.run.study.visits)
+        self.reader = MedsReader(self.data, self.facts, self.run.study)
         self.parents = read_parents(self.data)
         self.encoder = Encoder(self.run, self.parents)
         self.excluded, self.builder = self.encoder.excluded, self.encoder.builder
@@ -185,7 +185,10 @@ class NewRecords:
             fix = "map its codes to those of the run's training data; --force predicts anyway"
             raise EhrseqError(what, where=str(self.data), fix=fix)
         drift = self.drift()
-        unlike = [*check_reference(self.run), *([drift.verdict] if drift.is_alarm else ())]
+        unlike = [
+            *check_reference(self.run),
+            *([drift.verdict] if drift.is_alarm or drift.notes else ()),
+        ]
         if share > MUCH_UNKNOWN:
             unlike.insert(0, f"{what}: it cannot use them")
         return f"warning: {'; '.join(unlike)}" if unlike else what

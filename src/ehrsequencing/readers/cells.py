@@ -304,7 +304,7 @@ def date_order(counts: Counter[str], setting: Order | None, *, where: str) -> Or
         raise EhrseqError(
             f"its dates {both if fits else 'are written in several ways'}",
             where=where,
-            fix="name the order: import.dates=dmy, import.dates=mdy or import.dates=ymd",
+            fix="name the order by one more argument: import.dates=dmy, import.dates=mdy or import.dates=ymd",
         )
     return fits[0]
 

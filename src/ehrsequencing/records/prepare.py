@@ -61,15 +61,17 @@ from ehrsequencing.records.meds import (
     MedsReader,
     data_name,
     find_shards,
-    is_simulation,
     parquet_files,
     read_card,
+    simulation_faults,
 )
+from ehrsequencing.records.numbers import number_warnings
 from ehrsequencing.records.outcomes import choose_outcomes
 from ehrsequencing.records.parallel import PROCESSES, call_in_order, count_rows, joblib_backend
 from ehrsequencing.records.people import PEOPLE, measures_to_keep
 from ehrsequencing.records.prepared import SECTIONS, Prepared
 from ehrsequencing.records.reference import write_reference
+from ehrsequencing.records.same_day import study_of_days
 from ehrsequencing.records.splits import (
     SplitLookup,
     cut_by_design,
@@ -283,6 +285,7 @@ def fill(
         "tasks": [task.name for task in work.tasks],
         "calendar": ends(),
         "known_training_rows": fit.known_share(vocabulary),
+        "numbers": number_warnings(fit.number, fit.values(), fit.numbered.tolist()),
         "fixes": {name: count for name, count in fixes.items() if count},
     }
 
@@ -290,12 +293,14 @@ def fill(
 def _facts(work: "ShardWork", surveyed: "Survey[_FirstPass]") -> dict[str, Any]:
     """What the manifest says of the data set and the settings."""
     reader, days = work.reader, surveyed.days
+    faults = simulation_faults(reader.data)
     return {
         **PREPARED.facts,
         "version": __version__,
         "data": data_name(reader.data),
         "data_path": str(reader.data.resolve()),
-        "simulated": is_simulation(reader.data),
+        "simulated": faults == [],
+        "changed_simulation": faults or [],
         "subjects": len(surveyed.subject_id),
         "rows": {
             "all": int(days.rows.sum() + days.births.sum()) + days.static,
@@ -347,7 +352,8 @@ class ShardWork:
             values = study.visits.model_dump() | dict(noted)
             visits = validated(VisitsConfig, values, where=f"{data}/metadata/dataset.json")
             study = study.model_copy(update={"visits": visits})
-        reader, parents = MedsReader(data, study.data, study.visits), read_parents(data)
+        study = study_of_days(study, tasks)
+        reader, parents = MedsReader(data, study.data, study), read_parents(data)
         ends = [code for task in tasks for code in task.censoring.code or ()]
         reader.ends = CodeMatcher([*ENDS, *ends], parents=parents)
         excluded = excluded_codes(study, tasks, parents)

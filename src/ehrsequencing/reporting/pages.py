@@ -319,6 +319,8 @@ def render_list(summary: dict[str, Any], drift: Drift) -> str:
     times, above, made_by = summary["prediction_times"], summary["above"], summary["made_by"]
     asked = ", ".join(f"{n:,} at {WHEN[kind]}" for kind, n in times.items())
     lines = [f"Asked: {asked}.", drift.verdict]
+    if summary["list"] is None:
+        lines.insert(0, "There is no list, and nobody is named here.")
     if summary["threshold"] is not None:
         source = summary["threshold_from"].replace("--threshold", "the threshold given")
         limit = f"{percent(summary['threshold'])} or more, {source}"
@@ -334,11 +336,13 @@ def render_list(summary: dict[str, Any], drift: Drift) -> str:
     ]
     heads = ("Person", "Prediction time", "Risk", "Raised by")
     run = f"Run {made_by['run']} ({made_by['fingerprint']}), data {made_by['data']}."
-    notes = ["This page names people: keep it where the list is kept.", run]
+    if summary["list"] is not None:
+        run += f" SHA-256 of the list: {summary['list'][:16]}."
+    notes = ["This page is of single people: keep it where the list is kept.", run]
     return _page(
         title=f"Predictions of {made_by['run']}",
         kicker=f"Risk of {summary['question']}",
         lines=lines,
-        tables=[("The highest risks", heads, rows)],
+        tables=[("The highest risks", heads, rows)] if summary["list"] else [],
         notes=notes,
     )

@@ -308,6 +308,7 @@ def _details(m: Shared, scores: Scores, shown: Mapping[Any, str]) -> dict[str, o
         "inputs": tables.inputs(m, shown),
         "immortal": tables.immortal_time(m),
         "follow_up": tables.follow_up(m, shown),
+        "weightings": tables.weightings(scores),
         "incidences": by_cause(
             [
                 panels.Panel(row["cause"], panels.caption(row, shown), figures.incidence(row))

@@ -3,22 +3,24 @@
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ehrsequencing.config import DataConfig, DriftConfig
+from ehrsequencing.config import DataConfig, DriftConfig, format_days
 from ehrsequencing.core.arrays import Ints, hash_u64
-from ehrsequencing.core.files import write_json
-from ehrsequencing.core.outputs import LIST, output_file, refuse_existing
+from ehrsequencing.core.file_sets import output_files
+from ehrsequencing.core.files import mode_for, sha256, write_bytes, write_json
+from ehrsequencing.core.outputs import LIST, PREDICTIONS
 from ehrsequencing.core.version import __version__
 from ehrsequencing.explain import Question, subject_records
 from ehrsequencing.explain.tables import explain_subject
 from ehrsequencing.prediction.drift import Drift, Sampled
 from ehrsequencing.prediction.predict import NewRecords, predict
-from ehrsequencing.prediction.prediction_file import Risks
+from ehrsequencing.prediction.prediction_file import Risks, refuse_early
+from ehrsequencing.prediction.reference import check_reference
 from ehrsequencing.prediction.run import Run, horizons_of
 from ehrsequencing.records.moment import KINDS, Moment
 from ehrsequencing.records.people import quantiles
@@ -86,18 +88,19 @@ def write_list(
     """Write risks as `predict` does, and beside them a page and a JSON that only their owner may read.
 
     `threshold` is the main risk from which people are counted, by default the 90th percentile of the run's own. With
-    `strict` there is no list where people or risks differ beyond `limits`. Returns the content of the JSON, the
-    comparison with the training people, and what was written.
+    `strict` there is no list, and page and JSON name nobody, where people or risks differ beyond `limits` or could not
+    be compared. Returns the content of the JSON, the comparison with the training people, and what was written.
     """
     stem = re.sub(r"\.(parquet|csv|csv\.gz)$", "", out.name)
     page, content = out.with_name(f"{stem}.html"), out.with_name(f"{stem}.json")
-    for path in (page, content):
-        refuse_existing(path, LIST, overwrite=overwrite)
+    moment = refuse_early(out, data, at, overwrite=overwrite)
     days = horizons_of(run, horizons_days)
-    main = len(days) // 2
+    kept = run.task.horizons[len(run.task.horizons) // 2]  # of the risks that the run keeps
+    is_kept = horizons_days is None or kept in days
+    main = days.index(kept) if kept in days else len(days) // 2
     question = Question.for_run(run, horizon_days=days[main], recalibrated=recalibrated)
     knots, source = None, "--threshold"
-    if horizons_days is None and run.training_people:
+    if is_kept and run.training_people:
         group = "index" if "index" in at else at if at == "all" else "last"
         knots = run.training_people["risks"].get(group)
     if threshold is None and knots is not None:
@@ -109,48 +112,53 @@ def write_list(
         own, sampled = quantiles(values, owner.astype(np.int64)), dict[str, Sampled]()
         if own is not None and knots is not None:
             sampled = {f"risk of {question.text}": (values, own, np.array(knots))}
-        found.append((records, records.drift(sampled)))
-        if strict and found[0][1].is_alarm:
+        drift = records.drift(sampled)
+        unseen = check_reference(run)
+        if knots is None and run.training_people:
+            add = "" if is_kept else f": add {format_days(kept)} to the horizons"
+            unseen.append(f"the risks were not compared with those of the run{add}")
+        found.append((records, replace(drift, notes=[*drift.notes, *unseen])))
+        if strict and not found[0][1].passes:
             raise NotPublished
 
-    with suppress(NotPublished):
-        predict(
-            run.folder,
-            data,
-            out,
-            at=at,
-            horizons_days=horizons_days,
-            facts=facts,
-            limits=limits,
-            recalibrated=recalibrated,
-            force=force,
-            overwrite=overwrite,
-            progress=progress,
-            say=say,
-            each=seen.add,
-            before_end=judge,
-        )
-    (records, drift), wrote = found[0], {"page": page, "summary": content}
-    if not (strict and drift.is_alarm):
-        wrote = {"predictions": out} | wrote
-    kinds = {kind: n for kind, n in zip(KINDS, seen.kinds.tolist(), strict=True) if n}
-    summary: dict[str, Any] = {
-        **LIST.facts,
-        "question": question.text,
-        "at": at,
-        "prediction_times": kinds,
-        "threshold": threshold,
-        "threshold_from": source,
-        "above": {"prediction_times": seen.above, "people": seen.people_above},
-        "made_by": {**records.made_by, "version": __version__},
-        "highest": _highest(question, records, Moment(at), seen.highest),
-        "drift": drift.as_json(),
-    }
-    with output_file(page, LIST, overwrite=overwrite, owner_only=True) as temporary:
-        temporary.write_text(render_list(summary, drift), encoding="utf-8")
-    with output_file(content, LIST, overwrite=overwrite, owner_only=True) as temporary:
-        write_json(temporary, summary)
-    return summary, drift, wrote
+    with output_files({out: PREDICTIONS, page: LIST, content: LIST}, overwrite=overwrite) as files:
+        with suppress(NotPublished):
+            predict(
+                run.folder,
+                data,
+                files[0],
+                at=at,
+                horizons_days=horizons_days,
+                facts=facts,
+                limits=limits,
+                recalibrated=recalibrated,
+                force=force,
+                progress=progress,
+                say=say,
+                each=seen.add,
+                before_end=judge,
+            )
+        (records, drift), is_there = found[0], files[0].exists()
+        if is_there:
+            files[0].chmod(mode_for(out, 0o666))
+        kinds = {kind: n for kind, n in zip(KINDS, seen.kinds.tolist(), strict=True) if n}
+        summary: dict[str, Any] = {
+            **LIST.facts,
+            "list": sha256(files[0]) if is_there else None,
+            "question": question.text,
+            "at": at,
+            "prediction_times": kinds,
+            "threshold": threshold,
+            "threshold_from": source,
+            "above": {"prediction_times": seen.above, "people": seen.people_above},
+            "made_by": {**records.made_by, "version": __version__},
+            "highest": _highest(question, records, moment, seen.highest) if is_there else [],
+            "drift": drift.as_json(),
+        }
+        write_bytes(files[1], render_list(summary, drift).encode(), owner_only=True)
+        write_json(files[2], summary, owner_only=True)
+    wrote = {"predictions": out} if is_there else {}
+    return summary, drift, wrote | {"page": page, "summary": content}
 
 
 def _highest(

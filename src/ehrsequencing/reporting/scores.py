@@ -64,6 +64,9 @@ class Scores:
         self.gaps: dict[tuple[Any, ...], Row] = {
             (row["model"], *place_of(row), row["metric"]): row for row in m["differences"]
         }
+        self.marginal: dict[tuple[Any, ...], Row] = {
+            (row["model"], *place_of(row), row["metric"]): row for row in m.get("marginal", ())
+        }
         self.models: list[str] = list(
             dict.fromkeys([*m["models"], *(row["model"] for row in m["metrics"])])
         )
@@ -110,6 +113,17 @@ class Scores:
             (self.models[0], landmark, self.m["causes"][0], horizon, "c"), _ABSENT
         )
         return row["reason"] == TOO_FEW
+
+    def weightings_disagree(self, *place: Any) -> bool:
+        """Whether our O/E or slope without the history lies outside of its interval with it."""
+        for metric in ("oe", "slope"):
+            ours = self.values.get((self.models[0], *place, metric), _ABSENT)
+            other = self.marginal.get((self.models[0], *place, metric), _ABSENT)["value"]
+            if None not in (other, ours["low"], ours["high"]) and not (
+                ours["low"] <= other <= ours["high"]  # type: ignore[operator]
+            ):
+                return True
+        return False
 
     def strongest(self) -> str | None:
         """The baseline with the best likelihood on the tuning subjects; the first one where a run chose none."""
@@ -219,6 +233,8 @@ def cause_verdict(table: Scores, cause: str, shown: Shown) -> Case:
     case["events"] = shown.get(("by", landmark, cause, horizon))
     case["subjects"] = shown.get(("evaluated", landmark, horizon))
     case["misfits"] = _misfits(rows)
+    if case["misfits"] and table.weightings_disagree(landmark, cause, horizon):
+        case["misfits"] = []  # what they would say depends on how drop-out is weighted
     rival = table.strongest()
     theirs = table.values.get((rival, landmark, cause, horizon, "oe"), _ABSENT)["value"]
     rank, risks, error = _rank(rows["c"]), _risks(rows["oe"]), _error(rows["ipa"])

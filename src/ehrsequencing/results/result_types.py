@@ -29,6 +29,17 @@ class Declared(Place):
     metric: str
 
 
+class DropoutPart(TypedDict):
+    """Drop-out given the history: its rate ratio per sd of the log hazard, and whether all weights go by it."""
+
+    events: int  # people who left
+    ratio: float
+    low: float
+    high: float
+    gain: float  # in log-likelihood, of people whom the model had not seen
+    by_history: bool
+
+
 class Interval(TypedDict):
     """A number with its 95 % interval; None: undefined, or of too few people."""
 
@@ -371,6 +382,10 @@ class Result(Frame[N], Generic[N]):
     main: Horizon  # of every headline
     table1: Table1 | None
     models: list[str]  # ours, the baselines with the strongest first, others, the truth
+    dropout: NotRequired[DropoutPart | None]  # since 3.0; None: too few leave
+    marginal: NotRequired[
+        list[MetricRow[N]]
+    ]  # weighted without the history, where `metrics` go by it
     declared: NotRequired[Declared | None]  # since 3.0; None: the task names no horizon
     estimators: NotRequired[
         dict[str, Any]
