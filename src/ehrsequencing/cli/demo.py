@@ -28,8 +28,8 @@ WORLD = SimulationConfig(
     visit_effect=0,
     drop_out_effect=0,
     truth_futures=64,
-    words=True,
     last_horizon_years=2,  # by then most events have happened: it is the main horizon
+    words=True,
 )
 SETTINGS = ("evaluation.bootstrap=200",)
 

@@ -138,10 +138,9 @@ def split_of(subject_id: Ints) -> Ints:
 
 
 def task_yaml(config: SimulationConfig) -> str:
-    """The task that the truth answers; a last horizon that somebody chose is the main one."""
+    """The task that the truth answers."""
     outcome, death = CAUSES
-    named = [*horizons(config.follow_up_max_years, config.last_horizon_years)]
-    main = f"main:       {named[-1]}\n" if "last_horizon_years" in config.model_fields_set else ""
+    names = [*horizons(config.follow_up_max_years, config.last_horizon_years)]
     return f"""\
 # Time from enrolment, and from the end of every later visit, to the outcome; death competes.
 name: simulated
@@ -150,8 +149,9 @@ index:      {{code: {ENROLMENT}, which: first}}
 outcome:    {{{outcome}: {OUTCOME_CODE}}}
 competing:  {{{death}: {DEATH_CODE}}}
 censoring:  {{code: {END_OF_FOLLOW_UP}}}
-horizons:   [{", ".join(named)}]
-{main}landmarks:  [0d]
+horizons:   [{", ".join(names)}]
+main:       {names[-1]}
+landmarks:  [0d]
 """
 
 
