@@ -165,12 +165,6 @@ def audit(
         int, typer.Option("--subjects", help="How many subjects of each split to sample")
     ] = 200,
     seed: Annotated[int, typer.Option("--seed", hidden=True, help="Seed of the sample")] = 0,
-    shuffled_labels: Annotated[
-        bool,
-        typer.Option(
-            "--shuffled-labels", hidden=True, help="Also train a small model on shuffled labels"
-        ),
-    ] = False,
     prepared: MovedSet = None,
     data: Annotated[
         Path | None, typer.Option("--data", help="The MEDS records, if they have moved")
@@ -192,7 +186,6 @@ def audit(
         seed=seed,
         prepared=prepared,
         data=data,
-        shuffled_labels=shuffled_labels,
         progress=shown(),
     )
     result, line = findings.attrs["audit"], findings.attrs["report"]
