@@ -133,7 +133,6 @@ TOLD = {
     "ev.subgroups(by='sex')": r"\.query\(",
     "eh.fit(prepared.batches('train'), out='r1')": r"what eh\.prepare made",
     "eh.evaluate(prepared)": r"give a run, or the folder of one",
-    "eh.compare({'a': run, 'b': run})": r"in a list",
     "eh.run('meds', out='s1')": r"needs one task, not 0",
     "eh.run('meds', 'task.yaml', study='study.yaml', out='s1')": r"load_study\(Path\('study\.yaml'\)\)",
     "eh.prepare('meds', 'task.yaml', study=other_task, out='p1')": r"hold the task 'other'",

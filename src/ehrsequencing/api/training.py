@@ -11,7 +11,7 @@ from typing import Any, overload
 
 from ehrsequencing.api.data import is_path, study_of
 from ehrsequencing.api.progress import print_line, training_bar
-from ehrsequencing.api.run import TrainedRun
+from ehrsequencing.api.run import NOTHING_LEARNED, TrainedRun
 from ehrsequencing.config import (
     ModelSettings,
     Settings,
@@ -280,6 +280,8 @@ def train(
             on_progress=report,
             say=tell,
         )
+        if is_first and not TrainedRun(out).manifest.get("learned", True):
+            tell(f"this run has {NOTHING_LEARNED}: train longer, or check the task and the labels")
         return is_first
 
 
@@ -421,7 +423,8 @@ def save_run(
     config, last = model.config, asked.horizons[-1]
     needed = shape_of_inputs(config, prepared).model_dump()
     needed |= {"causes": len(asked.causes), "outcomes": len(prepared.outcomes(asked.name))}
-    needed |= {"edges_days": config.edges_days, "members": config.members}
+    chosen = ("edges_days", "members", "query_follows_visit")
+    needed |= {name: getattr(config, name) for name in chosen}
     if config.head == "horizon" and max(config.edges_days, default=0) < last:
         needed["edges_days"] = (*config.edges_days, last)
     wrong = {name: value for name, value in needed.items() if getattr(config, name) != value}

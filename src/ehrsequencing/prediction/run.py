@@ -13,6 +13,7 @@ import numpy as np
 
 from ehrsequencing.config import StudyConfig, TaskConfig, format_days, load_study
 from ehrsequencing.core.arrays import Ints
+from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, locked, read_json, sha256
 from ehrsequencing.core.made_of import differing
@@ -129,6 +130,10 @@ class Run:
         """Files that prediction does not need and that are missing or changed since they were written, and which."""
         return altered(self.folder, self.manifest)
 
+    def fault_of(self, name: str) -> str:
+        """Why a file that prediction does not need cannot be used, missing or changed; empty where it can."""
+        return self.altered.get(name, "" if name in self.manifest["files"] else "is missing")
+
     @cached_property
     def model(self) -> "SurvivalModel":
         """The network, in evaluation mode; in a blend it is one of the parts.
@@ -230,7 +235,7 @@ class Run:
     @cached_property
     def training_people(self) -> TrainingPeople | None:
         """What the training people were like (`prediction/reference.py`); None where the run does not hold it."""
-        if PEOPLE not in self.manifest["files"] or PEOPLE in self.altered:
+        if self.fault_of(PEOPLE):
             return None
         found: TrainingPeople = read_json(self.folder / PEOPLE)
         try:
@@ -244,6 +249,11 @@ class Run:
                 "is damaged", where=str(self.folder / PEOPLE), fix="copy the whole run folder"
             ) from error
         return found if is_known else None  # else fewer than 11 people
+
+    @property
+    def why_no_people(self) -> str:
+        """Why there is nothing to compare new people with."""
+        return self.fault_of(PEOPLE) or f"tells of fewer than {SMALLEST_COUNT} people"
 
     @property
     def code_types(self) -> Ints | None:

@@ -19,8 +19,9 @@ from ehrsequencing.records.attrition import attrition_lines, followed_line, task
 from ehrsequencing.records.events import DAY_US, STATIC
 from ehrsequencing.records.meds import FIXES, SPLITS, LateRows, MedsReader
 from ehrsequencing.records.parallel import PROCESSES, joblib_backend
-from ehrsequencing.records.prepare import ShardWork, fill
+from ehrsequencing.records.prepare import fill
 from ehrsequencing.records.sample_size import needed_events
+from ehrsequencing.records.shards import ShardWork
 from ehrsequencing.records.silence import codes_that_end, silence_warning, silent_times
 from ehrsequencing.records.survey import Progress
 from ehrsequencing.records.timelines import TaskRows, Timelines, open_arrays
@@ -147,10 +148,7 @@ def check_data(
                 "min_subjects": min_subjects,
             },
             "visits": _visits(list(splits.values())),
-            "warnings": [
-                *vocabulary_warnings(known, min_subjects=min_subjects),
-                *filled["numbers"],
-            ],
+            "warnings": [*data_warnings(filled, min_subjects=min_subjects), *filled["numbers"]],
         }
         reader = None if filled["calendar"]["beyond_today"] else work.reader
         checks = [_check_task(folder / "tasks" / task.name, task, reader) for task in tasks]
@@ -196,15 +194,22 @@ def _check_task(folder: Path, task: TaskConfig, reader: MedsReader | None) -> Ta
     return TaskCheck(task, read_json(folder / "attrition.json"), within, known, tuple(silences))
 
 
-def vocabulary_warnings(known: float | None, *, min_subjects: int) -> list[str]:
-    """What may make a vocabulary useless, from the share of the training subjects' rows that have a token."""
-    if known is None or known >= FEW_KNOWN:
-        return []
-    return [
-        f"Only {known:.1%} of the training subjects' rows have a token; a model cannot use the other rows. A code "
-        f"needs vocabulary.min_subjects={min_subjects} training subjects: set a smaller number (which protects people "
-        "less), group rare codes with vocabulary.rollup=on, or map the codes to a coarser vocabulary."
-    ]
+def data_warnings(facts: Mapping[str, Any], *, min_subjects: int) -> list[str]:
+    """What may make a prepared set useless, or other than one expects, from the facts of its manifest."""
+    known, changed = facts["known_training_rows"], facts.get("changed_simulation")
+    warnings = []
+    if known is not None and known < FEW_KNOWN:
+        warnings.append(
+            f"Only {known:.1%} of the training subjects' rows have a token; a model cannot use the other rows. A code "
+            f"needs vocabulary.min_subjects={min_subjects} training subjects: set a smaller number (which protects "
+            "people less), group rare codes with vocabulary.rollup=on, or map the codes to a coarser vocabulary."
+        )
+    if changed:
+        warnings.append(
+            "These records count as those of real people: their folder was simulated, but these files are not as the "
+            f"simulation wrote them: {', '.join(changed)}. Simulate again, or remove manifest.json."
+        )
+    return warnings
 
 
 _SPLIT_WORDS = {

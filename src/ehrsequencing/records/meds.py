@@ -19,11 +19,11 @@ from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json, sha256
 from ehrsequencing.core.outputs import (
-    IMPORTED,
     MANIFEST,
     SIMULATION,
     is_json_of,
     read_manifest,
+    read_sealed,
     require_unchanged,
 )
 from ehrsequencing.records.codes import CodeMatcher
@@ -239,7 +239,8 @@ class MedsReader:
 
 def _own_manifest(data: Path) -> dict[str, Any]:
     """The manifest of a data set that ehrseq wrote, once its metadata is as it lists it; else one without files."""
-    if not any(is_json_of(data / MANIFEST, kind) for kind in (IMPORTED, SIMULATION)):
+    found = read_json(data / MANIFEST) if (data / MANIFEST).is_file() else None
+    if not isinstance(found, dict) or "digest" not in found:  # none, or another program's
         return {"files": {}}
     manifest = read_manifest(data, what="a MEDS data set", verify=False)
     for name in manifest["files"]:
@@ -261,15 +262,23 @@ def data_name(data: Path) -> str:
     return name if isinstance(name, str) and name else data.name
 
 
+def simulation_faults(data: Path, *, parts: Sequence[str] = ("data/", "truth")) -> list[str] | None:
+    """Files of a simulation that its manifest does not list as they are; None where there is no such manifest."""
+    if not is_json_of(data / MANIFEST, SIMULATION):
+        return None
+    files = read_sealed(data / MANIFEST).get("files", {})
+    named = {data / name: files[name] for name in files if name.startswith(tuple(parts))}
+    found = {*named, *(find_shards(data) if "data/" in parts else ())}
+    return sorted(
+        path.relative_to(data).as_posix()
+        for path in found
+        if not path.is_file() or sha256(path) != named.get(path)
+    )
+
+
 def is_simulation(data: Path) -> bool:
     """Whether records are a simulation's: its manifest names them all, and they and its truth are as it says."""
-    if not is_json_of(data / MANIFEST, SIMULATION):
-        return False
-    files = read_manifest(data, what=SIMULATION.what, verify=False)["files"]
-    named = {data / name: files[name] for name in files if name.startswith(("data/", "truth"))}
-    return named.keys() >= {*find_shards(data)} and all(
-        sha256(path) == known for path, known in named.items()
-    )
+    return simulation_faults(data) == []
 
 
 def refuse_scattered(ids: list[Ints], shards: list[Path]) -> None:
