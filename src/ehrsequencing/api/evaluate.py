@@ -174,7 +174,6 @@ def audit(
     split: str = "held_out",
     subjects: int = 200,
     seed: int = 0,
-    shuffled_labels: bool = False,
     prepared: str | os.PathLike[str] | None = None,
     data: str | os.PathLike[str] | None = None,
     progress: bool = True,
@@ -186,7 +185,6 @@ def audit(
         split: Whose subjects the model is tested on.
         subjects: How many subjects of each split to sample.
         seed: Of the sample.
-        shuffled_labels: Whether to train a small model on shuffled labels, too.
         prepared: The prepared set, if it has moved.
         data: The MEDS records, if they have moved.
         progress: Whether to show a bar.
@@ -213,7 +211,6 @@ def audit(
             split=split,
             subjects=subjects,
             seed=seed,
-            shuffled_labels=shuffled_labels,
             prepared=None if prepared is None else Path(prepared),
             data=None if data is None else Path(data),
             progress=tick,
