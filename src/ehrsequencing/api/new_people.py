@@ -61,7 +61,7 @@ def update(
 ) -> "TrainedRun":
     """Update a run for the people of another hospital: nothing, the level, or level and slope.
 
-    A closed test chooses for each cause (`predictors/update.py`), at the landmarks. The level needs 10 people with the
+    A closed test chooses for each cause (`predictors/update.py`), at the landmarks. The level needs 11 people with the
     event, the slope 50; estimates are shrunk. The weights of a network and of a blend stay.
 
     Args:
@@ -77,7 +77,7 @@ def update(
         people that the update had not seen, or cross-fitted below 300 people. What is written is fitted on all.
 
     Raises:
-        EhrseqError: Fewer than 10 people have the event of interest, or run, task or data cannot be used.
+        EhrseqError: Fewer than 11 people have the event of interest, or run, task or data cannot be used.
 
     Example:
         >>> import ehrsequencing as eh

@@ -131,7 +131,7 @@ def join(parts: list[Events]) -> Events:
 KINDS = ("static", "count", "last")  # of features that are searched
 MOST_CODES, MOST_STATIC, MOST_PEOPLE = 1000, 200, 10_000
 FEWEST_CARRIERS = (
-    10  # of a code without a time, or of a feature that is searched together with others
+    11  # of a code without a time, or of a feature that is searched together with others
 )
 
 

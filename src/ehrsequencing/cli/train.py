@@ -193,7 +193,7 @@ def update(
 ) -> None:
     """Update a run for another hospital: the level, or level and slope.
 
-    A closed test chooses what the events allow to learn: the level from 10 people with the event, the slope from 50.
+    A closed test chooses what the events allow to learn: the level from 11 people with the event, the slope from 50.
     It may leave the run as it is.
     """
     opened = open_run(run, data=data)
