@@ -34,6 +34,8 @@ class VisitsConfig(Settings):
     gap: Days = Field(default=1.0, gt=0)  # by=gap: so long without an event starts a new visit
     column: str = "hadm_id"  # by=encounter: the column that names the encounter
     ignore: tuple[str, ...] = ()  # code patterns that make no token, no visit and no visit end
+    # last: what is dated by the day (00:00:00) stands at its end; a task with same_day: after sets it
+    dates: Literal["as_given", "last"] = "as_given"
 
     @model_validator(mode="after")
     def _of_one_rule(self) -> "VisitsConfig":
