@@ -150,7 +150,7 @@ def evaluate(
     say("\n".join(metric_lines(evaluated.result)))
     pages = {"report": evaluated.report, "metrics": evaluated.folder / "metrics.json"}
     if walk is not None:
-        pages[f"walk over {walk}s"] = evaluated.folder / "walk" / walk / "pooled.html"
+        pages[f"walk over {walk}s"] = opened.folder / "walk" / walk / "pooled.html"
     if evaluated.every_outcome is not None:
         say("\n".join(outcome_lines(evaluated.every_outcome)))
         pages["every outcome"] = evaluated.folder / "outcomes.html"
@@ -347,7 +347,8 @@ def compare(
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     comparison = compare_runs(runs, progress=shown(), **chosen)
     table = comparison.table()
-    say(f"{table.caption}, {comparison.subjects} subjects")
+    people = f"{comparison.subjects} {(split or 'held_out').replace('_', '-')} subjects"
+    say(f"{table.caption}, {people}")
     say(table.frame.to_string())
     columns = ["against", "horizon", "metric", "value", "low", "high"]
     gaps = comparison.differences.query("cause == @comparison.causes[0]")[columns]
