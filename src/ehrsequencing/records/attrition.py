@@ -88,6 +88,8 @@ class Tally:
         indexed = np.unique(owner)
         died = np.isin(indexed, record.subject[events.is_code(DEATH)])
         has_code = np.isin(indexed, record.subject[cohort.is_mark])
+        # who had an event and lives needs no code
+        has_code |= np.isin(indexed, rows.subject[first[rows.cause[first] > 0]]) & ~died
         is_missed = (cohort.index_reached == 1) & (cohort.reached[owner] == 1)
         missed = np.unique(owner[is_missed & (last_us[owner] > cohort.index_us)])
         # outcomes and events at each subject's first prediction time

@@ -19,8 +19,9 @@ from ehrsequencing.records.attrition import attrition_lines, followed_line, task
 from ehrsequencing.records.events import DAY_US, STATIC
 from ehrsequencing.records.meds import FIXES, SPLITS, LateRows, MedsReader
 from ehrsequencing.records.parallel import PROCESSES, joblib_backend
-from ehrsequencing.records.prepare import ShardWork, fill
+from ehrsequencing.records.prepare import fill
 from ehrsequencing.records.sample_size import needed_events
+from ehrsequencing.records.shards import ShardWork
 from ehrsequencing.records.silence import codes_that_end, silence_warning, silent_times
 from ehrsequencing.records.survey import Progress
 from ehrsequencing.records.timelines import TaskRows, Timelines, open_arrays
