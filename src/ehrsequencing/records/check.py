@@ -145,7 +145,10 @@ def check_data(
                 "min_subjects": min_subjects,
             },
             "visits": _visits(list(splits.values())),
-            "warnings": vocabulary_warnings(known, min_subjects=min_subjects),
+            "warnings": [
+                *vocabulary_warnings(known, min_subjects=min_subjects),
+                *import_warnings(data),
+            ],
         }
         checks = [_check_task(folder / "tasks" / task.name, task) for task in tasks]
     return DataCheck(facts, Counter(filled["fixes"]), checks)
@@ -194,6 +197,14 @@ def vocabulary_warnings(known: float | None, *, min_subjects: int) -> list[str]:
         f"needs vocabulary.min_subjects={min_subjects} training subjects: set a smaller number (which protects people "
         "less), group rare codes with vocabulary.rollup=on, or map the codes to a coarser vocabulary."
     ]
+
+
+def import_warnings(data: Path) -> list[str]:
+    """What an import of ours warned of, which only its report still knows."""
+    path = data / "metadata" / "import_report.json"
+    report = read_json(path) if path.is_file() else None
+    warnings = report.get("warnings") if isinstance(report, dict) else None
+    return [f"import: {text}" for text in warnings] if isinstance(warnings, list) else []
 
 
 _SPLIT_WORDS = {
