@@ -23,7 +23,7 @@ test: .venv/dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --doctest-modules src tests
 
 test-all: .venv/dev
-	EXAMPLES=200 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --doctest-modules --override-ini "addopts=-q --strict-markers --strict-config -p no:anyio -p no:schemathesis" -m "not faults" src tests
+	EXAMPLES=200 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --doctest-modules --override-ini "addopts=-q --strict-markers --strict-config -p no:anyio -p no:schemathesis" src tests
 
 # The tests that run the code of FILE, as in make tests-of FILE=src/ehrsequencing/records/meds.py. tests-map makes the map:
 # an hour at first, and later as long as the files of tests take that have changed.

@@ -1,8 +1,8 @@
 """How many functions of the package whole commands enter: `python tools/entered.py [COMMAND …]`.
 
 The commands are predict, train-alone (the network alone), train and evaluate; default: all. Each runs once on a small
-simulation in this process, from the words of the command line on, with a profiler's hook. `--files` also prints, file by
-file, how many functions were entered and how many lines they hold, docstrings aside. Import time is not counted.
+simulation in this process, from the words of the command line on, with a profiler's hook. `--files` prints
+functions and lines (docstrings aside) of each file, too. Import time is not counted.
 """
 
 import ast

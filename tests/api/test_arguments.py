@@ -433,6 +433,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Case | str]]] = {
             "out": ({}, {"out": "risks.parquet"}),
             "study": ({}, {"study": StudyConfig()}),
             "sections": ({}, {"values": {"mode": "none"}}),
+            "quick": ({}, {"quick": True}),
             "overwrite": ({"data": "../meds"}, {"overwrite": True}),
             "progress": SILENT["progress"],
             "say": SILENT["say"],

@@ -28,6 +28,12 @@ WORKS = {
     "data, task = eh.from_table(rare, subject='id', time='day', event='died', interest='died_2', out='t')": "task.causes == ('died_2', 'died')",
     "ev.table2().to_latex()": "value.startswith(r'\\begin{tabular}')",
     "ev.table2().to_markdown()": "value.startswith('|')",
+    "ev.table2().to_latex('t2.tex')": "__import__('pathlib').Path('t2.tex').read_text() == value",
+    "len(ev.to_frame())": "value == len(ev.metrics)",
+    # ---- a function of a run is its method, several seeds are several runs ----
+    "run.drift('meds', progress=False)": "len(str(value).splitlines()) <= 10 and len(value.to_frame()) > 3",
+    "str(run.vocabulary)": "'tokens' in value and len(value) < 100",
+    "eh.fit(prepared, out='several', seeds=2, progress=False, **tiny)": "[one.study.training.seed for one in value] == [0, 1] and 'fit' in dir(prepared)",
     "eh.cox(flat, subject='id', time='day', event='status', covariates='albumin').index.tolist()": "value == ['albumin']",
     "eh.metrics.auc([100, 200, 300, 400], np.array([1.0, 1, 0, 0]), [0.9, 0.2, 0.3, 0.1], horizon='250d')": "value == 0.75",
     "eh.aalen_johansen(pd.to_timedelta([10, 20, 30], 'D'), [True, False, True])(10)": "abs(value - 1 / 3) < 1e-9",
@@ -58,6 +64,11 @@ WORKS = {
     "eh.nn.DiscreteTimeSurvivalLoss()(hazards, torch.tensor([2]), torch.tensor([1]), torch.ones(1, 3))": "abs(float(value) - 3 * np.log(2)) < 1e-6",
 }
 TOLD = {
+    "run.predict('meds', top=20)": r"risk\.nlargest",
+    "ev.threshold(0.2)": "operating_points",
+    "ev.table1().to_word('t1.docx')": "to_markdown",
+    "eh.fine_gray(flat)": "comprisk",
+    "eh.import_csv('rows.csv', 'm', map={'subject': 'id', 'time': 'day', 'date_format': '%d', 'code': 'c'})": "events: .*import.dates",
     "eh.fit(prepared, out='r1', max_steps=3, val_check_interval=1)": r"epochs and min_steps.*after each epoch",
     "eh.fit(prepared, out='r1', resume_from_checkpoint='x', compile=True)": r"use resume; use nothing",
     "eh.fit(prepared, out='r1', class_weight='balanced', num_durations=9)": r"loss=.*grid_bins",
@@ -122,7 +133,6 @@ TOLD = {
     "ev.subgroups(by='sex')": r"\.query\(",
     "eh.fit(prepared.batches('train'), out='r1')": r"what eh\.prepare made",
     "eh.evaluate(prepared)": r"give a run, or the folder of one",
-    "eh.compare({'a': run, 'b': run})": r"in a list",
     "eh.run('meds', out='s1')": r"needs one task, not 0",
     "eh.run('meds', 'task.yaml', study='study.yaml', out='s1')": r"load_study\(Path\('study\.yaml'\)\)",
     "eh.prepare('meds', 'task.yaml', study=other_task, out='p1')": r"hold the task 'other'",

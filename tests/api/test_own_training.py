@@ -9,6 +9,8 @@ import pytest
 import torch
 
 import ehrsequencing as eh
+from ehrsequencing.api.training import train
+from ehrsequencing.config import StudyConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.reporting.report import ANSWER
@@ -163,6 +165,32 @@ def test_a_comparison_puts_seeds_together_and_prints_few_lines(here: Path, tmp_p
     assert alike.by_settings.index.tolist() == ["settings alike"]
     one = eh.compare(runs[:2], bootstrap=0, progress=False)
     assert "nan" not in repr(one)
+    # named groups, and differences paired over seeds: by hand
+    named = eh.compare({"mean of codes": runs[::2], "largest": runs[:0:-2]}, bootstrap=0, progress=False)
+    assert named.by_settings.index.tolist() == ["mean of codes", "largest"]
+    values = [c[c.model == name].value.iloc[0] for name in ("mean-0", "mean-1", "max-0", "max-1")]
+    gaps = np.array(values[:2]) - np.array(values[2:])
+    row = named.paired.loc[("largest", "c")]
+    assert (row.pairs, row["mean"]) == (2, pytest.approx(gaps.mean()))
+    half = 12.706204736 * gaps.std(ddof=1) / 2**0.5  # Student's t with one degree of freedom
+    assert [row.low, row.high] == pytest.approx([gaps.mean() - half, gaps.mean() + half])
+    assert "2 × mean of codes & " in named.means().to_latex()
+    with pytest.raises(EhrseqError, match="two runs or more"):
+        eh.compare({"mine": runs[0]}, bootstrap=0, progress=False)
+
+
+def test_a_training_that_learnt_nothing_says_so(here: Path, tmp_path: Path) -> None:
+    data = eh.load("prepared")
+    untrained = eh.save_run(fresh_model(data), data, out=tmp_path / "untrained")
+    assert "learned nothing that shows" in repr(untrained)
+    assert eh.save_run(eh.load("runs/hf").model, data, out=tmp_path / "again").manifest["trained"] == "outside"
+    heard: list[str] = []
+    short = {"model": MODEL, "training": {**ALONE, "epochs": 1, "min_steps": 1}}
+    for name, own in {"short": short, "trees": {"training": {"network": False}}}.items():
+        study = StudyConfig.model_validate(own)
+        train(data, tmp_path / name, study=study, progress=False, say=heard.append)
+        assert eh.load(tmp_path / name).manifest["learned"] == (name == "trees")
+    assert ["learned nothing" in line for line in heard].count(True) == 1
 
 
 def test_the_history_converts_in_three_lines(here: Path) -> None:

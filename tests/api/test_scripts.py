@@ -1,4 +1,4 @@
-"""The scripts of examples/scripts run as written: an analyst's, a researcher's and a biostatistician's."""
+"""The scripts of examples/scripts run as written: an analyst's, a researcher's, a biostatistician's, a paper's."""
 
 import runpy
 from pathlib import Path
@@ -96,3 +96,28 @@ def test_any_models_are_compared_on_plain_arrays(
     assert "\\begin{tabular}" in told
     assert "threshold" in told
     assert (tmp_path / "decision.svg").stat().st_size > 0
+
+
+@pytest.mark.slow
+def test_a_paper_gets_its_tables_and_figures(real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not (real_data / "pbc2_meds").is_dir():
+        pytest.skip("needs pbc2_meds in ../shared/data")
+    monkeypatch.chdir(tmp_path)
+    Path("meds").symlink_to(real_data / "pbc2_meds")
+    for name in ("tasks/pbc2.yaml", "tripod.yaml"):
+        text = (SCRIPTS.parent / name).read_text(encoding="utf-8")
+        Path(Path(name).name.replace("pbc2", "task")).write_text(
+            text.replace("ethics:", "ethics: committee 7"), encoding="utf-8"
+        )
+    found = run_script("paper")
+    drawn = {path.name for path in Path("paper").glob("*.pdf") if path.read_bytes().startswith(b"%PDF")}
+    assert drawn == {f"{name}.pdf" for name in ("calibration", "decision_curve", "incidence", "stacked_incidence")}
+    for name in ("table1", "table2", "hazard-ratios"):
+        assert "\\begin{tabular}" in Path("paper", f"{name}.tex").read_text(encoding="utf-8")
+    ratios = found["ratios"]
+    assert isinstance(ratios, pd.DataFrame)
+    assert ratios.hazard_ratio["log LAB//serBilir"] == pytest.approx(4.33, abs=0.01)  # as R's survival has it
+    assert "committee 7" in Path("study/run/report.html").read_text(encoding="utf-8")
+    pooled = Path("study/run/walk/site/pooled.html").read_text(encoding="utf-8")
+    assert "D-penicil" in pooled
+    assert "placebo" in pooled

@@ -144,7 +144,8 @@ def test_the_recipe_of_the_architecture_page_is_such_a_command(
 
 
 def test_a_misspelt_command_or_option_is_answered_with_what_comes_close(tmp_path: Path) -> None:
-    assert "Did you mean 'check'?" in ehrseq("chek").stderr
+    assert "use ehrseq check" in ehrseq("chek").stderr
+    assert "RUN/report.html" in ehrseq("report", "run").stderr
     assert "--baselines" in ehrseq("evaluate", tmp_path, "--baseline", "fast").stderr
     main = [sys.executable, "-c", "from ehrsequencing.cli import main; main()"]
     done = subprocess.run([*main, "train", "--json"], capture_output=True, text=True, check=False)

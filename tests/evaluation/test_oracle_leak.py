@@ -1,5 +1,6 @@
 """A model that beats the truth is leaking: said loudly where it is so, and not where the truth itself is rough."""
 
+import shutil
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ehrsequencing.config import EvaluationConfig, StudyConfig, load_task
+from ehrsequencing.config import EvaluationConfig, StudyConfig, TaskConfig, load_task
 from ehrsequencing.core import arrays
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.evaluate import evaluate
@@ -17,15 +18,19 @@ from ehrsequencing.evaluation.oracle import (
     Truth,
     beside_the_truth,
     bin_hazards,
+    excess,
+    excess_rows,
     foresight,
     oracle_warnings,
     other_settings,
+    truth_of,
 )
+from ehrsequencing.evaluation.population import Population
 from ehrsequencing.metrics.hazards import hazards_through
 from ehrsequencing.records.hazards import event_bin, exposure, horizon_nll
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.records.timelines import TaskRecords
+from ehrsequencing.records.timelines import TaskRecords, TaskRows
 from ehrsequencing.reporting.terminal import _oracle_lines
 from ehrsequencing.simulate import SimulationConfig, simulate
 from helpers.training import NetworkTrainer as Trainer
@@ -97,6 +102,37 @@ def test_a_look_ahead_is_a_leak_beside_a_rough_truth_too(worlds: Worlds, futures
         "The model beats the true hazards by more than three standard errors: it is leaking."
     ]
     assert any(line.startswith("LEAK: ") for line in _oracle_lines(found))
+
+
+def test_excess_is_what_a_wrong_hazard_costs_on_average() -> None:
+    """One cause and two bins by hand: the mean NLL of the model less that of the truth."""
+    edges, true, model = np.array([0.0, 1.0, 2.0]), np.array([[[0.5, 2.0]]]), np.array([[[1.0, 1.5]]])
+    truth = Truth(edges, true, {})
+
+    def rows(duration: np.ndarray, cause: int) -> TaskRows:
+        n = len(duration)
+        told = {"cause": np.full(n, cause), "is_query": np.ones(n, dtype=bool)}
+        return one_row_each(n, duration_days=duration, **told)
+
+    def nll(hazards: np.ndarray, of: TaskRows) -> np.ndarray:
+        return Truth(edges, np.repeat(hazards, len(of), 0), {}).nll(of)
+
+    # by quadrature over when the event comes, if nobody leaves: Σ density · (NLL of the model − NLL of the truth)
+    at = (np.arange(20_000) + 0.5) / 1000  # days, up to 20
+    hazard = np.where(at <= 1, 0.5, 2.0)
+    density = hazard * np.exp(-np.cumsum(hazard) / 1000) / 1000
+    many = rows(at, 1)
+    costs = excess(np.repeat(model, len(at), 0), Truth(edges, np.repeat(true, len(at), 0), {}), many).sum(axis=1)
+    assert float(density @ costs) == pytest.approx(float(density @ (nll(model, many) - nll(true, many))), rel=2e-3)
+    assert not excess(true, truth, rows(np.array([1.5]), 1)).any()
+    first = 1.0 * (1.0 - 0.5 - 0.5 * np.log(2.0))
+    second = 0.5 * (1.5 - 2.0 - 2.0 * np.log(0.75))  # half of the second bin was lived
+    one = rows(np.array([1.5]), 0)
+    np.testing.assert_allclose(excess(model, truth, one), [[first, second]])
+    table = excess_rows(excess(model, truth, one), truth, one)
+    assert [row["kind"] for row in table] == ["query"] * 3  # in whole, and bin by bin
+    assert table[0]["value"] == pytest.approx(first + second)
+    assert sum(row["value"] for row in table[1:]) == pytest.approx(first + second)
 
 
 @pytest.mark.slow
@@ -197,3 +233,16 @@ def test_the_truth_of_another_task_is_left_out_with_a_note(
     assert result["models"] == [OURS]
     notes = [text for text in result["warnings"] if "truth" in text]
     assert notes == ["No comparison with the truth of the simulation: its task has another outcome."]
+
+
+def test_a_changed_truth_is_not_compared_with(sim_prepared: Path, sim_task: TaskConfig, tmp_path: Path) -> None:
+    population = Population.of_split(Prepared(sim_prepared), sim_task, "held_out")
+    assert population.source is not None
+    copy = Path(shutil.copytree(population.source, tmp_path / "copy"))
+    moved = replace(population, source=copy)
+    assert truth_of(moved, sim_task)[0] is not None
+    for spoil in (lambda path: path.write_bytes(path.read_bytes()[:-1] + b"x"), Path.unlink):
+        spoil(copy / "truth_hazards.parquet")
+        truth, notes = truth_of(moved, sim_task)
+        assert truth is None
+        assert "truth_hazards.parquet is missing or has changed" in notes[0]

@@ -154,9 +154,13 @@ def test_finished_splits_are_kept_and_interrupted_ones_go_on(
     (other / "splits" / "seed-1234" / "rows.json").write_text(json.dumps(edited))
     assert repeated_splits(other, splits=3, settings=QUICK) == table  # that split is made again
     summary = other / "splits" / "repeated_splits.json"
-    assert module.add_splits(Run(other), {"data": {"simulated": True}})["repeated_splits"] == table
-    summary.write_text(summary.read_text().replace('"splits": 3', '"splits": 30'))
-    assert "repeated_splits" not in module.add_splits(Run(other), {"data": {"simulated": True}})
+    result = {"data": {"simulated": True}, "warnings": []}
+    assert module.add_splits(Run(other), result)["repeated_splits"] == table
+    for spoilt in (summary.read_text().replace('"splits": 3', '"splits": 30'), "[]", "{", '"text"'):
+        summary.write_text(spoilt)
+        added = module.add_splits(Run(other), result)
+        assert "repeated_splits" not in added
+        assert "repeated_splits.json is damaged" in added["warnings"][0]
 
     def nothing_to_do(*arguments: object, **options: object) -> None:
         raise AssertionError

@@ -108,3 +108,15 @@ def test_settings_know_all_parts_without_torch() -> None:
         "assert c.relates_codes and 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_encoder_that_takes_a_width_is_told_what_it_gets() -> None:
+    @eh.visit_encoder("loudest")
+    class OfWidth(nn.Module):
+        def __init__(self, dim: int) -> None:
+            super().__init__()
+            self.loudness = nn.Linear(dim, 1)
+
+    config = eh.ModelConfig(vocab_size=VOCAB, dim=8, heads=2, layers=1, visit_encoder="loudest", edges_days=(30.0,))
+    with pytest.raises(EhrseqError, match=r"visit_encoder=loudest: cannot .*__init__\(self, config\).*config\.dim"):
+        build_model(config)

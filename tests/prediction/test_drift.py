@@ -28,6 +28,7 @@ from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.meds import MedsReader
 from ehrsequencing.records.people import PEOPLE, People
+from ehrsequencing.records.reference import REFERENCE
 from ehrsequencing.records.survey import survey
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.records.vocabulary_fit import VocabularyFit
@@ -64,7 +65,7 @@ def compared(folder: Path, vocabulary: Vocabulary, rows: list[Row], *, outcome: 
     """As of a shared run, which holds a vocabulary and nothing of its training people."""
     found = survey(MedsReader(write_meds(folder, rows)), lambda: People(vocabulary, CodeMatcher([]), VisitsConfig()))
     task = TaskConfig.model_validate(TASK | {"outcome": {"event": outcome}})
-    run: Any = SimpleNamespace(vocabulary=vocabulary, training_people=None, task=task)
+    run: Any = SimpleNamespace(vocabulary=vocabulary, training_people=None, why_no_people="is missing", task=task)
     return compare(found.part, run, end_us=found.end_us, parents={}, limits=DriftConfig())
 
 
@@ -105,11 +106,11 @@ def test_a_common_code_that_nobody_has_is_said_without_a_reference_too(mode: str
     assert not compared(tmp_path / "same", vocabulary, rows).is_alarm
     found = compared(tmp_path / "without", vocabulary, without)
     assert found.verdict == "The feed looks broken: nobody has DX//B (60% in training, 0% here)."  # 67 %, rounded down
-    assert found.notes == [NO_REFERENCE]
+    assert found.notes == [NO_REFERENCE.format(PEOPLE, "is missing")]
     # nobody has had it yet
     assert not compared(tmp_path / "outcome", vocabulary, without, outcome="DX//B").is_alarm
-    few = compared(tmp_path / "few", vocabulary, [row for row in without if row.subject <= 29])
-    assert (few.verdict, few.is_alarm) == ("Too few people to say: fewer than 30.", False)
+    few = compared(tmp_path / "few", vocabulary, [row for row in without if row.subject <= 27])
+    assert (few.verdict, few.is_alarm) == ("Not compared: fewer than 30 people are too few to say.", False)
 
 
 def test_shares_are_rounded_so_that_no_count_can_be_read_off(tmp_path: Path) -> None:
@@ -293,7 +294,7 @@ def test_nothing_about_few_people_is_named(run: Path, tmp_path: Path) -> None:
     assert rows["DX//D"].texts[1] == "hidden"
 
 
-def test_a_run_holds_rounded_counts_of_codes_of_100_people_and_a_shared_one_none(run: Path, tmp_path: Path) -> None:
+def test_a_run_holds_rounded_counts_of_codes_of_100_people_and_a_shared_one_shares(run: Path, tmp_path: Path) -> None:
     kept = read_json(run / PEOPLE)
     assert kept["people"] % 5 == 0
     assert {n % 5 for n, _ in kept["codes"].values()} == {0}
@@ -301,11 +302,80 @@ def test_a_run_holds_rounded_counts_of_codes_of_100_people_and_a_shared_one_none
     assert {len(knots) for knots in kept["measures"].values()} == {129}
     assert {*kept["risks"]} == {"all", "index", "last"}
     ehrseq("export", run, "--out", tmp_path / "shared")
-    assert not (tmp_path / "shared" / PEOPLE).exists()
-    data = write_meds(tmp_path / "new", BROKEN["× 18"][0])
-    done = ehrseq("drift", tmp_path / "shared", data)
-    assert (done.exit_code, "compare the units of" in done.stdout) == (4, True)
-    assert f"note: {NO_REFERENCE}" in done.stderr
+    shared = read_json(tmp_path / "shared" / PEOPLE)
+    assert shared["people"] in (100, 200, 500)
+    assert shared["people"] <= kept["people"]
+    for code, (had, _) in kept["codes"].items():
+        assert abs(shared["codes"][code][0] / shared["people"] - had / kept["people"]) < 0.04, code
+    for name, knots in kept["measures"].items():
+        assert [shared["measures"][name][k] for k in (0, 64, 128)] == [knots[k] for k in (0, 64, 128)], name
+        assert np.ptp(np.diff(shared["measures"][name][:9])) <= 0.0021, "straight between every eighth"
+    out = tmp_path / "list.csv"
+    for name, exit_code in (("× 18", 4), ("own", 0)):
+        data = write_meds(tmp_path / name, NEW if name == "own" else BROKEN[name][0])
+        assert ehrseq("drift", tmp_path / "shared", data).exit_code == exit_code
+        asked = ("predict", tmp_path / "shared", data, "--at", "index", "--out", out, "--strict", "--overwrite")
+        done = ehrseq(*asked)
+        assert done.exit_code == exit_code, done.output
+        assert out.is_file() == (exit_code == 0)
+
+
+def spoilt(name: str, how: str, run: Path, folder: Path) -> Path:
+    """A copy of a run without a file, or with one byte of it changed."""
+    copy = Path(shutil.copytree(run, folder))
+    content = (copy / name).read_bytes()
+    (copy / name).unlink()
+    if how == "changed":
+        (copy / name).write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
+    return copy
+
+
+@pytest.mark.parametrize(("how", "says"), [("missing", "is missing"), ("changed", "has changed since it was written")])
+def test_nobody_is_alike_who_was_not_compared(how: str, says: str, run: Path, tmp_path: Path) -> None:
+    """Without what the training people were like, and without reference risks: said, and shut if --strict."""
+    data = write_meds(tmp_path / "own", NEW)
+    copy = spoilt(PEOPLE, how, run, tmp_path / "run")
+    why = f"people.json of the run {says}"
+    told = json.loads((done := ehrseq("drift", copy, data, "--json")).stdout)
+    assert done.exit_code == 4
+    assert (told["result"]["alarm"], told["result"]["passes"]) == (False, False)
+    assert "No alarm" not in done.output
+    assert why in told["result"]["verdict"]
+    assert told["warnings"] == [told["result"]["verdict"]]
+    assert told["warnings"][0].startswith("Not compared, so nothing says that these people are like")
+    with pytest.warns(UserWarning, match=why):
+        TrainedRun(copy).predict(data, progress=False)
+    for name in (PEOPLE, REFERENCE):
+        copy, out = spoilt(name, how, run, tmp_path / f"run-{name}"), tmp_path / f"{name}.csv"
+        done = ehrseq("predict", copy, data, "--out", out, "--strict", "--json")
+        assert (done.exit_code, out.exists()) == (4, False), name
+        told = json.loads(done.stdout)
+        assert any(name in text and says in text for text in told["warnings"]), name
+        for path in told["wrote"].values():
+            assert says in Path(path).read_text(), path
+        listed = ehrseq("predict", copy, data, "--out", out, "--overwrite", "--json")
+        assert (listed.exit_code, out.exists()) == (0, True)
+        assert any(name in text and says in text for text in json.loads(listed.stdout)["warnings"]), name
+
+
+def test_few_people_are_not_compared(run: Path, tmp_path: Path) -> None:
+    few = write_meds(tmp_path / "few", [row for row in NEW if row.subject <= 20])
+    done = ehrseq("predict", run, few, "--out", tmp_path / "few.csv", "--strict", "--json")
+    assert (done.exit_code, (tmp_path / "few.csv").exists()) == (4, False)
+    assert "fewer than 30 people are too few to say" in json.loads(done.stdout)["warnings"][-1]
+    assert ehrseq("drift", run, few).exit_code == 4
+
+
+def test_risks_at_other_horizons_are_not_compared(run: Path, tmp_path: Path) -> None:
+    data, out = write_meds(tmp_path / "own", NEW), tmp_path / "risks.csv"
+    other = ehrseq("predict", run, data, "--out", out, "--strict", "--horizons", "30d", "--json")
+    assert (other.exit_code, out.exists()) == (4, False)
+    assert "add 90d to the horizons" in json.loads(other.stdout)["warnings"][-1]
+    both = ehrseq("predict", run, data, "--out", out, "--strict", "--horizons", "30d,90d", "--overwrite", "--json")
+    assert both.exit_code == 0, both.output
+    assert any(
+        row["name"] == "risk of event by 90d" for row in json.loads(both.stdout)["result"]["drift"]["differences"]
+    )
 
 
 @pytest.mark.parametrize("damage", [{}, [], {"people": 5}, {"measures": {"rows": [1, 2]}}, {"codes": {"A": "many"}}])
@@ -314,7 +384,6 @@ def test_a_damaged_reference_is_one_line(damage: Any, run: Path, tmp_path: Path)
     whole = read_json(copy / PEOPLE)
     (copy / PEOPLE).write_text(json.dumps(whole | damage if damage and isinstance(damage, dict) else damage))
     data = write_meds(tmp_path / "new", hospital(40, seed=5))
-    assert f"note: {NO_REFERENCE}" in ehrseq("drift", copy, data).stderr  # changed, and so not used
     manifest = read_manifest(copy, what="a run")
     save_manifest(copy, {**manifest, "files": manifest["files"] | {PEOPLE: sha256(copy / PEOPLE)}})
     if damage != {"people": 5}:

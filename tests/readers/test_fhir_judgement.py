@@ -303,6 +303,17 @@ def test_one_id_on_two_servers_is_two_people(tmp_path: Path) -> None:
     assert import_fhir(together, tmp_path / "meds1").subjects == 1
 
 
+@pytest.mark.parametrize("files", [1, 2])
+def test_one_id_at_two_servers_in_one_folder_is_refused(tmp_path: Path, files: int) -> None:
+    """A line of a Patient names no server, and which of the two it is of nobody can tell."""
+    lines = [json.dumps(ANNA), *(at(f"https://{name}.example/fhir", stay()) for name in "ab")]
+    for number in range(files):
+        (tmp_path / f"{number}.ndjson").write_text("\n".join(lines[number::files]))
+    assert "two servers" in refused("import", "fhir", tmp_path, tmp_path.with_name("meds"))
+    with pytest.raises(EhrseqError, match="two servers"):
+        read_bundle([json.loads(line) for line in lines])
+
+
 def test_references_by_identifier_are_named(tmp_path: Path) -> None:
     (tmp_path / "all.ndjson").write_text(
         "\n".join(

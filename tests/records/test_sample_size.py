@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
+from scipy.optimize import brentq
 from scipy.special import expit
 from scipy.stats import norm
 
 from ehrsequencing.metrics.logistic import fit_logistic
-from ehrsequencing.records.sample_size import needed_events
+from ehrsequencing.records.sample_size import _concordance, _population, needed_events
 
 
 def test_observed_over_expected_needs_what_riley_says() -> None:
@@ -15,13 +16,41 @@ def test_observed_over_expected_needs_what_riley_says() -> None:
         assert needed_events(incidence)["O/E ± 0.2"] == np.ceil((1 - incidence) * (1.96 / 0.2) ** 2)
 
 
+def population(incidence: float, c: float) -> tuple[float, float]:
+    """Mean and sd of a normal linear predictor with this incidence and C, pair by pair."""
+    normal = norm.ppf((np.arange(400) + 0.5) / 400)
+
+    def mean_of(sd: float) -> float:
+        return float(brentq(lambda m: expit(m + sd * normal).mean() - incidence, -60, 60))
+
+    def c_of(sd: float) -> float:
+        risk = expit(mean_of(sd) + sd * normal)
+        pairs = risk[:, None] * (1 - risk)
+        wins = (risk[:, None] > risk) + 0.5 * (risk[:, None] == risk)
+        return float((pairs * wins).sum() / pairs.sum())
+
+    sd = float(brentq(lambda sd: c_of(sd) - c, 0.01, 20))
+    return mean_of(sd), sd
+
+
+def test_the_population_has_the_stated_c() -> None:
+    for incidence, c in ((0.02, 0.9), (0.2, 0.75), (0.5, 0.95)):
+        mean, spread = population(incidence, c)
+        lp = mean + spread * np.random.default_rng(0).normal(size=400_000)
+        event = np.random.default_rng(1).random(len(lp)) < expit(lp)
+        rank = np.argsort(np.argsort(lp)) + 1.0
+        auc = (rank[event].sum() - event.sum() * (event.sum() + 1) / 2) / (event.sum() * (~event).sum())
+        assert auc == pytest.approx(c, abs=0.005)
+        ours = _population(incidence, spread)
+        assert ours[0] == pytest.approx(mean, abs=0.02)
+        assert _concordance(ours[2]) == pytest.approx(c, abs=0.002)
+        assert spread != pytest.approx(np.sqrt(2) * norm.ppf(c), rel=0.02)  # the sd that two normal groups would have
+
+
 @pytest.mark.parametrize("incidence", [0.1, pytest.param(0.3, marks=pytest.mark.slow)])
 def test_intervals_of_simulated_studies_are_as_wide_as_asked(incidence: float) -> None:
-    rng, spread = np.random.default_rng(0), np.sqrt(2) * norm.ppf(0.75)
-    grid = np.linspace(-6, 6, 2001)
-    mean = grid[
-        np.argmin([abs(expit(m + spread * norm.ppf((np.arange(500) + 0.5) / 500)).mean() - incidence) for m in grid])
-    ]
+    rng = np.random.default_rng(0)
+    mean, spread = population(incidence, 0.75)
     needed = needed_events(incidence)
 
     def study(events: int) -> tuple[float, float]:

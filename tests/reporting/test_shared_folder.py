@@ -49,6 +49,7 @@ def shared(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert set(json.loads(done.stdout)["result"]["files"]) == {
         *RUN_NEEDS,
         "reference.json",
+        "people.json",
         MANIFEST,
         CARD,
         APPLIED_CARD,
@@ -262,7 +263,14 @@ def test_it_loads_everywhere_and_nothing_is_added(shared: Path, sim_data: Path) 
         assert done.exit_code == 2, done.output
     with pytest.raises(EhrseqError, match="nothing is added"):
         add_to_run(shared, "notes.json", lambda path: path.write_text("{}"))
-    assert {path.name for path in shared.iterdir()} == {*RUN_NEEDS, "reference.json", MANIFEST, CARD, APPLIED_CARD}
+    assert {path.name for path in shared.iterdir()} == {
+        *RUN_NEEDS,
+        "reference.json",
+        "people.json",
+        MANIFEST,
+        CARD,
+        APPLIED_CARD,
+    }
 
 
 def test_what_a_hub_adds_to_the_folder_changes_nothing(shared: Path, tmp_path: Path) -> None:

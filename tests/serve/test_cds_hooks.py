@@ -216,7 +216,11 @@ def test_a_booked_visit_does_not_make_a_record_new(fhir_client: Client, on_day: 
     card = card_of(fhir_client, visit("2021-06-01"), visit("2022-08-01"))
     assert card["summary"].startswith("No predicted risk")
     on_day("2021-07-01")
-    assert "2021-06-01" in card_of(fhir_client, visit("2021-06-01"), visit("2021-08-01"))["summary"]
+    booked = card_of(fhir_client, visit("2021-06-01"), visit("2021-08-01"))
+    assert "2021-06-01" in booked["summary"]
+    assert "(entries of later days than tomorrow)." in booked["detail"]
+    undated = card_of(fhir_client, visit("2021-06-01"), visit("in June"))
+    assert "Not used as sent: 1 (no readable date)." in undated["detail"]
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,23 @@ def test_a_record_unlike_the_training_peoples_is_said_so(shown: Any) -> None:
     shown.wait_for_function("document.querySelector('#unlike').textContent.includes('outside the 1st to 99th')")
 
 
+def test_what_is_typed_and_not_used_is_said_with_its_number(shown: Any) -> None:
+    """A number of before the birth that follows from the age: its row is dropped."""
+    shown.fill("#day", DAY)
+    shown.fill("#age", "30")
+    shown.fill("#Numbers1", "90")
+    shown.fill("#Numbers1-day", "2020-01-01")
+    ready(shown)
+    shown.wait_for_function("document.querySelector('#sentence').textContent.startsWith('Risk of')")
+    assert shown.is_hidden("#fixed"), shown.inner_text("#fixed")
+    shown.fill("#age", "3")
+    shown.fill("#Numbers1-day", "2010-01-01")
+    ready(shown)
+    shown.wait_for_function("document.querySelector('#fixed').textContent.includes('rows before birth were dropped')")
+    shown.click("button[type=reset]")
+    shown.wait_for_selector("#fixed", state="hidden")
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_phone_shows_it_whole_and_a_reader_reads_it(shown: Any, scheme: str) -> None:
     shown.emulate_media(color_scheme=scheme)

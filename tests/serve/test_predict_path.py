@@ -119,6 +119,15 @@ def test_unknown_codes_are_counted_and_told(client: Client, sim_rows: Rows) -> N
     assert found["record"]["fixes"]["duplicates"] == 17
 
 
+def test_every_door_counts_what_it_drops(client: Client, sim_rows: Rows) -> None:
+    rows = [row for row in max(sim_rows.values(), key=len) if row["code"] != "END_OF_FOLLOWUP"][:12]
+    dropped = [{"time": "1850-02-03", "code": "LAB//OTHER"}, {"time": "2020-02-03", "code": "L", "numeric_value": 1e39}]
+    for path in ("/predict", "/explain"):
+        assert client.ask("POST", path, {"rows": rows}).json["record"]["fixes"] == {}, path
+        fixes = client.ask("POST", path, {"rows": [*rows, *dropped]}).json["record"]["fixes"]
+        assert (fixes["bad_year"], fixes["bad_value"]) == (1, 1), path
+
+
 def test_a_record_without_a_prediction_time_is_told_why(client: Client, sim_rows: Rows) -> None:
     rows = [row for row in max(sim_rows.values(), key=len) if row["code"] != "ENROLLMENT"]
     reply = client.ask("POST", "/predict", {"rows": rows})

@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
+from scipy import stats
 
 from ehrsequencing.api.evaluation import EvaluationResult
 from ehrsequencing.api.long_table import long_table
@@ -48,7 +49,7 @@ from ehrsequencing.results.redaction import redact_rows
 from ehrsequencing.results.result_types import Exact
 
 _MEANS = ("c", "ipa", "nll")
-_MOST_LINES = 30  # that a comparison prints
+_MOST_LINES = 10  # that a comparison prints
 _ROUNDING = 1e-6  # of risks that add up to 1
 
 
@@ -60,12 +61,14 @@ class RunComparison(Hinted):
         result: The task, its main landmark and horizon (`main_place`), and the long rows of `metrics` and
             `differences`, as in `metrics.json`.
         subjects: How many people all runs answer for, as it may be shared: a rounded number, or `<11`.
-        groups: Run → the settings in which the runs differ, but the seed, in one text.
+        groups: Run → its group: its name in the mapping, else the settings in which the runs differ, but the seed.
+        seeds: Run → the seed of its training.
     """
 
     result: dict[str, Any]
     subjects: int | str
     groups: pd.Series
+    seeds: pd.Series
 
     @property
     def causes(self) -> tuple[str, ...]:
@@ -77,6 +80,14 @@ class RunComparison(Hinted):
         """One row for each run, landmark, cause, horizon and metric, with its 95 % interval."""
         return long_table(self.result["metrics"], "model")
 
+    def to_frame(self) -> pd.DataFrame:
+        """`metrics`."""
+        return self.metrics
+
+    def to_latex(self, path: str | os.PathLike[str] | None = None) -> str:
+        """`table()` in LaTeX, which is also written to `path`."""
+        return self.table().to_latex(path)
+
     @property
     def differences(self) -> pd.DataFrame:
         """The first run minus each other one, paired."""
@@ -84,10 +95,36 @@ class RunComparison(Hinted):
 
     @property
     def by_settings(self) -> pd.DataFrame:
-        """Runs with the same settings together, that is over seeds: how many, mean and standard deviation.
+        """Runs of one group together, that is over seeds: how many, mean and standard deviation.
 
         Of C, IPA and NLL for the first cause at the main landmark and horizon; the index names what differs.
         """
+        return self._values().groupby(self.groups, sort=False).agg(["count", "mean", "std"])
+
+    @property
+    def paired(self) -> pd.DataFrame:
+        """The first group minus each other one, run by run of the same seed: how many pairs, mean, sd, 95 % interval.
+
+        The interval is Student's over seeds: how much training varies on these people. `differences` has intervals
+        over people.
+        """
+        values = self._values().set_index(
+            [self.groups.rename("against"), self.seeds.rename("seed")]
+        )
+        first, *others = self.groups.unique()
+        gaps = pd.concat(
+            {one: values.loc[first] - values.loc[one] for one in others}, names=["against"]
+        )
+        grouped = gaps.dropna().groupby("against", sort=False)
+        pairs, mean, sd = grouped.count(), grouped.mean(), grouped.std()
+        half = stats.t.ppf(0.975, pairs - 1) * sd / np.sqrt(pairs)
+        columns = {"pairs": pairs, "mean": mean, "sd": sd, "low": mean - half, "high": mean + half}
+        return (
+            pd.concat(columns, axis=1).stack(future_stack=True).rename_axis(["against", "metric"])
+        )
+
+    def _values(self) -> pd.DataFrame:
+        """C, IPA and NLL of each run for the first cause at the main landmark and horizon."""
         landmark, horizon = self.result["main"]
         rows = pd.DataFrame(self.result["metrics"]).fillna(
             {"landmark_days": -1, "horizon_days": -1}
@@ -96,15 +133,25 @@ class RunComparison(Hinted):
         rows = rows[rows.cause.eq(self.causes[0]) & rows.horizon_days.isin([horizon, -1])]
         values = rows.pivot(index="model", columns="metric", values="value")
         values = values.reindex(index=self.groups.index, columns=_MEANS)
-        groups = values.astype(np.float64).groupby(self.groups, sort=False)
-        return groups.agg(["count", "mean", "std"])
+        return values.astype(np.float64)
+
+    def means(self) -> PaperTable:
+        """Mean ± standard deviation over the runs of each group, for a paper: `.to_latex()`."""
+        frame = pd.DataFrame(
+            {
+                f"{row['c', 'count']:.0f} × {label}": {
+                    name: f"{row[name, 'mean']:.3f} ± {row[name, 'std']:.3f}".replace(" ± nan", "")
+                    for name in _MEANS
+                }
+                for label, row in self.by_settings.iterrows()
+            }
+        ).T
+        return PaperTable(frame, f"RunComparison on {self.subjects} subjects, mean ± sd over runs")
 
     def __repr__(self) -> str:
-        lines = [f"RunComparison on {self.subjects} subjects, mean ± sd over runs:"]
-        for label, row in self.by_settings.iterrows():
-            texts = [f"{name} {row[name, 'mean']:.3f} ± {row[name, 'std']:.3f}" for name in _MEANS]
-            count = f"{row['c', 'count']:.0f} × {label}"
-            lines.append(f"{count}: {', '.join(texts)}".replace(" ± nan", ""))
+        lines = [f"{self.means().caption}:"]
+        for label, row in self.means().frame.iterrows():
+            lines.append(f"{label}: {', '.join(f'{name} {text}' for name, text in row.items())}")
         return "\n".join(lines[:_MOST_LINES])
 
     def table(self) -> PaperTable:
@@ -116,7 +163,8 @@ class RunComparison(Hinted):
 
 
 def compare(
-    runs: Sequence[str | os.PathLike[str] | Run],
+    runs: Sequence[str | os.PathLike[str] | Run]
+    | Mapping[str, str | os.PathLike[str] | Run | Sequence[str | os.PathLike[str] | Run]],
     *,
     split: str = "held_out",
     bootstrap: int = 500,
@@ -128,7 +176,8 @@ def compare(
     For risks in arrays take `compare_risks`, for a file of predictions `score`.
 
     Args:
-        runs: Two runs or more, or their folders; differences are the first minus each other one.
+        runs: Two runs or more, or their folders; differences are the first minus each other one. A mapping from names
+            to runs, or to lists of runs such as those of several seeds, names the groups that are averaged.
         split: Whose people; those whom all runs answer for are compared.
         bootstrap: Resamples of people for the intervals.
         seed: Of the resamples.
@@ -143,7 +192,13 @@ def compare(
         >>> comparison.metrics.model.unique().tolist()
         ['hf', 'hf 2']
     """
-    known = [] if isinstance(runs, Mapping | str) else [opened(run) for run in runs]
+    by_name = runs if isinstance(runs, Mapping) else {"": [] if isinstance(runs, str) else runs}
+    given = [
+        (name, opened(run))
+        for name, some in by_name.items()
+        for run in (some if isinstance(some, Sequence) and not isinstance(some, str) else [some])
+    ]
+    known = [run for _, run in given]
     if len(known) < 2:
         raise EhrseqError(
             "compares two runs or more",
@@ -179,8 +234,12 @@ def compare(
     }
     is_simulated = all(run.manifest.get("simulated") for run in known)
     result = redact_rows(result_, is_simulated=is_simulated)
-    groups = _groups(known, [first, *others])
-    return RunComparison({**result, "task": task}, result["subjects"], groups)
+    names = [first, *others]
+    groups = _groups(known, names)
+    if isinstance(runs, Mapping):
+        groups = pd.Series([name for name, _ in given], index=names)
+    seeds = pd.Series([run.study.training.seed for run in known], index=names)
+    return RunComparison({**result, "task": task}, result["subjects"], groups, seeds)
 
 
 def _groups(runs: Sequence[Run], names: Sequence[str]) -> pd.Series:
@@ -204,9 +263,9 @@ def _groups(runs: Sequence[Run], names: Sequence[str]) -> pd.Series:
 class RiskComparison(EvaluationResult):
     """What `compare_risks` found: the tables and plots of an evaluation at one horizon. Exact, so not for sharing."""
 
-    def to_latex(self) -> str:
-        """`table2()` in LaTeX."""
-        return self.table2().to_latex()
+    def to_latex(self, path: str | os.PathLike[str] | None = None) -> str:
+        """`table2()` in LaTeX, which is also written to `path`."""
+        return self.table2().to_latex(path)
 
     def __repr__(self) -> str:
         return str(self.table2())

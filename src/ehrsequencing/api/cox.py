@@ -161,7 +161,7 @@ def cox_of_run(
         raise EhrseqError("the records have moved", where=source, fix="name them with data=")
     with meds_folder(source) as folder:
         require_made_of(store, folder)
-        reader = MedsReader(folder, store.study.data, store.study.visits)
+        reader = MedsReader(folder, store.study.data, store.study)
         words = [word for name in ("meds_birth", *covariates) for word in _words(name)]
         rows = events_table(reader, words=words).to_pandas()
     cohort = pd.read_parquet(store.folder / "tasks" / task.name / "cohort.parquet")

@@ -4,11 +4,12 @@ What it shows of real people may be shared, as `metrics.json`: counts of people 
 `outcomes()` holds single persons.
 """
 
+import os
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,11 +17,10 @@ import pyarrow as pa
 
 from ehrsequencing.api import plots, predictions as curves
 from ehrsequencing.api.data import meds_folder, times
-from ehrsequencing.api.long_table import long_table, main_c
+from ehrsequencing.api.long_table import known_day, long_table, main_c, rows_at
 from ehrsequencing.api.paper import PaperTable, accuracy_table, warn_of_few
 from ehrsequencing.api.predictions import StepFunction, risk_column
 from ehrsequencing.config import format_days
-from ehrsequencing.core.durations import day_of
 from ehrsequencing.core.elsewhere import Answering, Hinted
 from ehrsequencing.core.errors import EhrseqError, refuse_unknown
 from ehrsequencing.evaluation.curves import OPERATING_COLUMNS
@@ -30,10 +30,9 @@ from ehrsequencing.evaluation.subgroups import SUBGROUP_METRICS, SUBGROUP_PLACE
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.results.redaction import redact
-from ehrsequencing.results.result_types import Exact, IncidenceRow, Shared, place_of
+from ehrsequencing.results.result_types import Exact, IncidenceRow, Shared
 
 REPORT = "report.html"
-Row = TypeVar("Row", bound=Mapping[str, Any])
 
 
 class EvaluationResult(Hinted, Answering):
@@ -260,6 +259,24 @@ class EvaluationResult(Hinted, Answering):
 
     # ---- plots -------------------------------------------------------------------------------------------------
 
+    def to_frame(self) -> pd.DataFrame:
+        """`metrics`."""
+        return self.metrics
+
+    def figures(self, folder: str | os.PathLike[str]) -> list[Path]:
+        """Save the figures of the main place into a folder, as PDF; returns their paths.
+
+        Example:
+            >>> [path.name for path in eh.load("runs/hf").evaluation.figures("figures")]
+            ['calibration.pdf', 'decision_curve.pdf', 'incidence.pdf']
+        """
+        drawn = {
+            "calibration": self.plot_calibration(),
+            "decision_curve": self.plot_decision_curve(),
+            "incidence": self.plot_incidence(),
+        }
+        return plots.save(drawn, Path(folder))
+
     def plot_calibration(
         self,
         horizon: str | float | None = None,
@@ -281,7 +298,7 @@ class EvaluationResult(Hinted, Answering):
             'hf by 1y'
         """
         place, title = self._place(horizon, cause, landmark)
-        rows = _at_place(self.result["smooth_calibration"], **place)
+        rows = rows_at(self.result["smooth_calibration"], **place)
         return plots.calibration(rows, title=title, ax=ax)
 
     def plot_decision_curve(
@@ -299,7 +316,7 @@ class EvaluationResult(Hinted, Answering):
             'act from a risk of'
         """
         place, title = self._place(horizon, cause, landmark)
-        rows = _at_place(self.result["decision"], **place)
+        rows = rows_at(self.result["decision"], **place)
         return plots.decision(rows, title=title, ax=ax)
 
     def plot_incidence(
@@ -353,7 +370,7 @@ class EvaluationResult(Hinted, Answering):
 
     def _incidence(self, place: Mapping[str, Any]) -> list[IncidenceRow[int | str]]:
         """The row of `incidence` at a place."""
-        rows = _at_place(self.result["incidence"], **place)
+        rows = rows_at(self.result["incidence"], **place)
         if not rows:
             raise EhrseqError(
                 "there are no curves by risk group at this landmark",
@@ -372,7 +389,7 @@ class EvaluationResult(Hinted, Answering):
     ) -> pd.DataFrame:
         """The curves of one place as a frame, one row a model and point."""
         place, title = self._place(horizon, cause, landmark)
-        table = pd.DataFrame(_at_place(rows, **place), columns=["model", *columns])
+        table = pd.DataFrame(rows_at(rows, **place), columns=["model", *columns])
         points = table.explode([*columns], ignore_index=True)
         points = points.astype(dict.fromkeys(columns, np.float64))
         if points[[*columns]].iloc[:, 1:].isna().all(axis=None):
@@ -398,7 +415,7 @@ class EvaluationResult(Hinted, Answering):
         """
         days, cause = self.result["main"]["horizon_days"], cause or self.result["causes"][0]
         if horizon is not None:
-            days = _known("horizon", horizon, self.result["horizons_days"])
+            days = known_day("horizon", horizon, self.result["horizons_days"])
         refuse_unknown("cause", [cause], self.result["causes"])
         since = self._landmark(landmark)
         later = "" if since == 0 else f", {format_days(since)} after the index"
@@ -409,7 +426,7 @@ class EvaluationResult(Hinted, Answering):
         """Days from the index to a landmark; None: the main one."""
         if landmark is None:
             return float(self.result["main"]["landmark_days"] or 0.0)
-        return _known("landmark", landmark, self.result["landmarks_days"])
+        return known_day("landmark", landmark, self.result["landmarks_days"])
 
     @property
     def _own_run(self) -> Run:
@@ -430,19 +447,3 @@ class EvaluationResult(Hinted, Answering):
             return Population.of_split(prepared, run.task, self.result["split"]).records
         with meds_folder(self._data) as folder:
             return read_external(run, folder).population.records
-
-
-def _known(what: str, given: str | float, known: Sequence[float]) -> float:
-    days = day_of(given, where=what)
-    if not any(abs(days - one) < 1e-9 for one in known):
-        raise EhrseqError(
-            f"{format_days(days)} was not evaluated",
-            where=what,
-            fix=f"use one of {', '.join(map(format_days, known))}",
-        )
-    return days
-
-
-def _at_place(rows: Sequence[Row], *, landmark: float, cause: str, horizon: float) -> list[Row]:
-    """The rows of one landmark, cause and horizon."""
-    return [row for row in rows if place_of(row) == (landmark, cause, horizon)]

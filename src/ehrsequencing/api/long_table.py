@@ -1,13 +1,17 @@
 """The rows of `metrics.json` as a frame, and the number that a line about a run names."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
 
 from ehrsequencing.config import format_days
+from ehrsequencing.core.durations import day_of
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.results.result_types import MetricRow, Shared, place_of
 
+Row = TypeVar("Row", bound=Mapping[str, Any])
 _ORDER = (
     "landmark",
     "cause",
@@ -52,3 +56,20 @@ def main_c(result: Shared) -> str:
         return f"{why or 'undefined'} for {cause} by {format_days(horizon)}"
     limits = "" if row["low"] is None else f" ({row['low']:.2f} to {row['high']:.2f})"
     return f"{row['value']:.2f}{limits} for {cause} by {format_days(horizon)}"
+
+
+def known_day(what: str, given: str | float, known: Sequence[float]) -> float:
+    """A landmark or horizon in days, which must be one that was evaluated."""
+    days = day_of(given, where=what)
+    if not any(abs(days - one) < 1e-9 for one in known):
+        raise EhrseqError(
+            f"{format_days(days)} was not evaluated",
+            where=what,
+            fix=f"use one of {', '.join(map(format_days, known))}",
+        )
+    return days
+
+
+def rows_at(rows: Sequence[Row], *, landmark: float, cause: str, horizon: float) -> list[Row]:
+    """The rows of one landmark, cause and horizon."""
+    return [row for row in rows if place_of(row) == (landmark, cause, horizon)]

@@ -1,19 +1,22 @@
 """Tables of a paper: who was studied, and how accurate each model is."""
 
+import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from ehrsequencing.core.disclosure import TOO_FEW
+from ehrsequencing.core.elsewhere import Hinted
 from ehrsequencing.metrics.registry import in_columns, taken
 from ehrsequencing.reporting.wording import with_interval
 
 
 @dataclass(frozen=True, repr=False)
-class PaperTable:
+class PaperTable(Hinted):
     """A table for a paper.
 
     Attributes:
@@ -24,22 +27,33 @@ class PaperTable:
     frame: pd.DataFrame
     caption: str
 
-    def to_markdown(self) -> str:
-        """The table in Markdown."""
+    def to_frame(self) -> pd.DataFrame:
+        """Its cells as text, rows by name."""
+        return self.frame
+
+    def to_markdown(self, path: str | os.PathLike[str] | None = None) -> str:
+        """The table in Markdown, which is also written to `path`."""
         rows = [["", *self.frame.columns], ["---"] * (1 + len(self.frame.columns))]
         rows += [[str(name), *cells] for name, cells in self.frame.T.items()]
-        return "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows)
+        return _kept("\n".join(f"| {' | '.join(map(str, row))} |" for row in rows), path)
 
-    def to_latex(self) -> str:
-        """The table in LaTeX, as a `tabular` with rules of the package booktabs."""
+    def to_latex(self, path: str | os.PathLike[str] | None = None) -> str:
+        """The table in LaTeX, as a `tabular` with rules of the package booktabs, which is also written to `path`."""
         escaped = self.frame.rename(index=_latex, columns=_latex).map(_latex)
-        return str(escaped.to_latex(escape=False))
+        return _kept(str(escaped.to_latex(escape=False)), path)
 
     def __repr__(self) -> str:
         return f"{self.caption}\n{self.frame.to_string()}"
 
     def _repr_html_(self) -> str:
         return str(self.frame.to_html())
+
+
+def _kept(text: str, path: str | os.PathLike[str] | None) -> str:
+    """The text, also written to a file where one is named."""
+    if path is not None:
+        Path(path).write_text(text, encoding="utf-8")
+    return text
 
 
 def _latex(text: object) -> str:

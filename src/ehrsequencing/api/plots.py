@@ -1,7 +1,8 @@
 """Figures with matplotlib, in the report's colours. Each draws into `ax`, or into new axes, and returns the axes."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -275,3 +276,12 @@ def _below(
     place = {"xycoords": ax.get_xaxis_transform(), "textcoords": "offset points"}
     y = -42.0 - 11.0 * (groups - 1 - number)
     ax.annotate(text, (x, 0.0), xytext=(dx, y), ha=ha, va="top", fontsize="small", **place)
+
+
+def save(drawn: "Mapping[str, Axes]", folder: Path) -> list[Path]:
+    """Save the figure of each axes into a folder, as PDF under its name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{name}.pdf" for name in drawn]
+    for ax, path in zip(drawn.values(), paths, strict=True):
+        cast(Any, ax.figure).savefig(path, bbox_inches="tight")
+    return paths

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from ehrsequencing.api.data import is_path, study_of
 from ehrsequencing.api.progress import print_line, training_bar
-from ehrsequencing.api.run import TrainedRun
+from ehrsequencing.api.run import NOTHING_LEARNED, TrainedRun
 from ehrsequencing.config import (
     ModelSettings,
     Settings,
@@ -55,6 +55,22 @@ _NOTHING_ELSE = {"blend": False, "distillation": 0.0, "masked_codes": 0.0}
 Callback = Callable[[dict[str, float | None]], object]
 
 
+@overload
+def fit(
+    data: Prepared | str | os.PathLike[str],
+    *,
+    out: str | os.PathLike[str],
+    seeds: None = None,
+    **settings: Any,
+) -> TrainedRun: ...
+@overload
+def fit(
+    data: Prepared | str | os.PathLike[str],
+    *,
+    out: str | os.PathLike[str],
+    seeds: int | Sequence[int],
+    **settings: Any,
+) -> list[TrainedRun]: ...
 def fit(
     data: Prepared | str | os.PathLike[str],
     *,
@@ -63,7 +79,8 @@ def fit(
     model: Mapping[str, Any] | None = None,
     training: Mapping[str, Any] | None = None,
     evaluation: Mapping[str, Any] | None = None,
-    seed: int | None = None,
+    seed: int | Sequence[int] | None = None,
+    seeds: int | Sequence[int] | None = None,
     init: str | os.PathLike[str] | None = None,
     transfer: str | Mapping[str, Any] | None = None,
     loss: LossFunction | None = None,
@@ -71,7 +88,7 @@ def fit(
     resume: bool | None = None,
     progress: bool = True,
     **others: Any,
-) -> TrainedRun:
+) -> TrainedRun | list[TrainedRun]:
     """Fit a model, with early stopping on the tuning split.
 
     A new model starts at the training subjects' own rates: before the first step everybody's risk is about the observed
@@ -85,6 +102,7 @@ def fit(
         training: Settings of training, as in `{"epochs": 30, "members": 5}`.
         evaluation: Settings that `evaluate` takes from the run.
         seed: Seed of the training.
+        seeds: Of several trainings, as in `3` (the seeds 0, 1, 2) or `[7, 8]`, in folders `seed-0` … of `out`.
         init: A model to start from: a run, or its folder, that `pretrain` or `fit` made (docs/pretraining.md).
         transfer: With `init`: `full` or `frozen`, or settings, as in `{"mode": "frozen"}`.
         loss: A loss of your own, `loss(model, batch)`, in the place of the likelihood: a scalar tensor. The network
@@ -99,7 +117,7 @@ def fit(
         others: Settings of training by their own names, as in `epochs=30, device="cpu"`.
 
     Returns:
-        The run.
+        The run; with `seeds` a list, as `compare` takes it.
 
     Raises:
         EhrseqError: A setting is unknown, there is too little to train on, the loss fails on one batch, or `out` holds
@@ -119,6 +137,23 @@ def fit(
             fix="declare a part of your own by @eh.visit_encoder('mine'), or train a model in your "
             "own loop and write eh.save_run(model, data, out=…)",
         )
+    settings: dict[str, Any]
+    several = seeds if seeds is not None else None if isinstance(seed, int) else seed
+    if several is not None:
+        settings = {"model": model, "training": training, "evaluation": evaluation, "loss": loss}
+        settings |= {"init": init, "transfer": transfer, "callbacks": callbacks, "resume": resume}
+        return [
+            fit(
+                data,
+                out=Path(out) / f"seed-{one}",
+                task=task,
+                seed=one,
+                progress=progress,
+                **settings,
+                **others,
+            )
+            for one in (range(several) if isinstance(several, int) else several)
+        ]
     own = {name: others.pop(name) for name in list(others) if name in TrainingConfig.model_fields}
     own |= {} if seed is None else {"seed": seed}
     refuse_unused(others, "train")
@@ -245,6 +280,8 @@ def train(
             on_progress=report,
             say=tell,
         )
+        if is_first and not TrainedRun(out).manifest.get("learned", True):
+            tell(f"this run has {NOTHING_LEARNED}: train longer, or check the task and the labels")
         return is_first
 
 
@@ -386,7 +423,8 @@ def save_run(
     config, last = model.config, asked.horizons[-1]
     needed = shape_of_inputs(config, prepared).model_dump()
     needed |= {"causes": len(asked.causes), "outcomes": len(prepared.outcomes(asked.name))}
-    needed |= {"edges_days": config.edges_days, "members": config.members}
+    chosen = ("edges_days", "members", "query_follows_visit")
+    needed |= {name: getattr(config, name) for name in chosen}
     if config.head == "horizon" and max(config.edges_days, default=0) < last:
         needed["edges_days"] = (*config.edges_days, last)
     wrong = {name: value for name, value in needed.items() if getattr(config, name) != value}

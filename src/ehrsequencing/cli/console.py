@@ -261,6 +261,16 @@ SHARED: dict[str, Any] = {
 class Panels(TyperGroup):
     """Lists the commands by what they are for."""
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Of a command that is not there, the one line to type in its place."""
+        known, name = self.list_commands(ctx), str(args[0])
+        if name in known or name.startswith("-"):
+            return super().resolve_command(ctx, args)
+        from ehrsequencing.core.elsewhere import right_command
+
+        way = right_command(name, known)
+        raise _UsageError(f"There is no command {name!r}" + (f": use {way}" if way else ""), ctx)
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write one section a panel, in the order in which commands were declared."""
         panels: dict[str, list[tuple[str, str]]] = {}
@@ -366,7 +376,12 @@ def _refuse_torchrun(command: str) -> None:
 
 
 def _name_setting(option: str) -> None:
-    """Answer an unknown option that has the name of a setting."""
+    """Answer an unknown option: by the right one, or by the setting of its name."""
+    from ehrsequencing.core.elsewhere import right_way
+
+    if way := right_way("options", option):
+        say(f"Use {way}.", err=True)
+        return
     from ehrsequencing.config import StudyConfig, settings_named
 
     near = settings_named(StudyConfig, option.strip("-").replace("-", "_"))

@@ -55,22 +55,41 @@ def _command(reader: "Reader") -> Any:
 
     def import_records(
         source: Annotated[str, typer.Argument(help=reader.source)],
-        out: Annotated[Path, typer.Argument(help="Folder to make")],
+        out: Annotated[Path | None, typer.Argument(help="Folder to make")] = None,
         overrides: Overrides = None,
         map: Annotated[
             Path | None, typer.Option(help="YAML file that says what the columns mean")
         ] = None,
+        draft: Annotated[
+            bool,
+            typer.Option(
+                "--draft", help="Write a map to edit for these files (SOURCE and all that follow)"
+            ),
+        ] = False,
         show_sql: Annotated[
             bool,
             typer.Option(
                 "--show-sql", help="Print the SQL that would read SOURCE, and do nothing else"
             ),
         ] = False,
+        named: Annotated[
+            Path | None, typer.Option("--out", hidden=True, help="The same as OUT")
+        ] = None,
         overwrite: Overwrite = False,
     ) -> None:
         from ehrsequencing.api.records import import_source
         from ehrsequencing.config import load_import
 
+        if draft:
+            _write_draft(
+                [Path(source), *filter(None, [out]), *(Path(one) for one in overrides or ())], map
+            )
+            return
+        if named is not None and out is not None:
+            out, overrides = None, [str(out), *(overrides or ())]
+        out = named or out
+        if out is None:
+            raise EhrseqError("is missing", where="OUT", fix="name the folder to make after SOURCE")
         _refuse_database(out)
         settings = dict(load_import(overrides or ()))
         if show_sql and reader.sql is not None:
@@ -95,7 +114,11 @@ def _command(reader: "Reader") -> Any:
 
     # the signature keeps the options that this format has
     signature = inspect.signature(import_records)
-    missing = {"map": not reader.needs_map, "show_sql": reader.sql is None}
+    missing = {
+        "map": not reader.needs_map,
+        "draft": not reader.needs_map,
+        "show_sql": reader.sql is None,
+    }
     parameters = [p for name, p in signature.parameters.items() if not missing.get(name)]
     import_records.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     files = "visits.csv --map map.yaml meds" if reader.needs_map else "export meds"
@@ -104,9 +127,29 @@ def _command(reader: "Reader") -> Any:
     return typer.main.get_command(app)
 
 
+def _write_draft(files: list[Path], out: Path | None) -> None:
+    """Write a map to edit."""
+    from ehrsequencing.core.files import write_bytes
+    from ehrsequencing.readers.draft import draft_map
+
+    path = out or Path("map.yaml")
+    if path.exists():
+        raise EhrseqError("exists", where=str(path), fix="name another file with --map")
+    text = draft_map(files, str(path))
+    write_bytes(path, text.encode())
+    say(text)
+    finish(wrote={"map": path}, then=["import", "csv", files[0].parent, "--map", path, "meds"])
+
+
 def _refuse_database(out: Path) -> None:
     """Refuse a database's URL as the output, without repeating it, since it may hold a password."""
     if re.match(r"[A-Za-z][A-Za-z0-9+]*:/", str(out)) or "password=" in str(out):
         raise EhrseqError(
             "is a database, not a folder", where="OUT", fix="name SOURCE first, then OUT"
+        )
+    if out.is_file():
+        raise EhrseqError(
+            "is a file, not a folder to make",
+            where=str(out),
+            fix="one command reads one source: join several tables into one file, then name OUT",
         )

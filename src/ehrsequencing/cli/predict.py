@@ -10,6 +10,8 @@ from ehrsequencing.cli.options import (
     Config,
     DataFolder,
     Force,
+    JournalFolder,
+    KeyFile,
     Overrides,
     Overwrite,
     Recalibrated,
@@ -17,7 +19,7 @@ from ehrsequencing.cli.options import (
     open_run,
     read_study,
 )
-from ehrsequencing.core.errors import refuse_idle
+from ehrsequencing.core.errors import EhrseqError, refuse_idle
 from ehrsequencing.core.signals import keep_freed_memory
 
 if TYPE_CHECKING:
@@ -40,6 +42,14 @@ def predict(
             "--at", help="all, last, index (each person's newest), every-index, or a date"
         ),
     ] = "all",
+    since: Annotated[
+        str | None,
+        typer.Option(
+            "--since",
+            "--within",
+            help="Only people whose index is so recent: 14d before the data's end or the date of --at, or a date",
+        ),
+    ] = None,
     horizons: Annotated[
         str | None, typer.Option("--horizons", help="As in 90d,2y; default: the task's")
     ] = None,
@@ -62,8 +72,13 @@ def predict(
     ] = None,
     strict: Annotated[
         bool,
-        typer.Option("--strict", help="No list, and exit code 4, where the people differ too much"),
+        typer.Option(
+            "--strict",
+            help="No list, and exit code 4, where the people differ too much or cannot be compared",
+        ),
     ] = False,
+    journal: JournalFolder = None,
+    key: KeyFile = None,
     force: Force = False,
     overwrite: Overwrite = False,
     config: Config = None,
@@ -72,14 +87,21 @@ def predict(
     from ehrsequencing.prediction.prediction_file import refuse_early
 
     study = read_study(config, overrides, "predict")
-    refuse_early(out, data, at, overwrite=overwrite)
+    refuse_early(out, data, at, since, overwrite=overwrite)
     opened = open_run(run, study, "predict", config=config)
     from ehrsequencing.core.durations import days_of
+    from ehrsequencing.prediction.journal import Journal
     from ehrsequencing.prediction.predict_outcomes import predict_outcomes
     from ehrsequencing.reporting.risk_list import write_list
 
     days = None if horizons is None else days_of(horizons.split(","), where="--horizons")
-    given: dict[str, Any] = {"at": at, "horizons_days": days, "facts": study.data, "force": force}
+    given: dict[str, Any] = {
+        "at": at,
+        "since": since,
+        "horizons_days": days,
+        "facts": study.data,
+        "force": force,
+    }
     given |= {"overwrite": overwrite, "say": remark}
     if outcome or top is not None:
         refuse_idle(
@@ -96,7 +118,9 @@ def predict(
         then = ["evaluate", run]
         finish(wrote={"predictions": out}, then=then, result={"prediction_times": count})
         return
+    refuse_idle({"--key": key}, "without --journal", where="ehrseq predict", when=journal is None)
     given |= {"limits": study.drift, "threshold": threshold, "strict": strict}
+    given["journal"] = None if journal is None else Journal(journal, key)
     with bar("predicting") as tick:
         found, unlike, wrote = write_list(
             opened, data, out, recalibrated=recalibrated, progress=tick, **given
@@ -109,7 +133,7 @@ def predict(
         warn(f"there is no list. {unlike.verdict}")
         finish(wrote=wrote, then=page, result=result)
         raise typer.Exit(REFUSED)
-    say(unlike.verdict)
+    (say if unlike.passes else warn)(unlike.verdict)
     finish(wrote=wrote, then=page, result=result)
 
 
@@ -121,8 +145,8 @@ def drift(
 ) -> None:
     """Compare new people with those that a run was trained on; loads no model.
 
-    Exits with 4 where codes, units, numbers or people differ beyond the settings of the section drift, and with 0 where
-    they do not or where the people are too few to say.
+    Exits with 4 where codes, units, numbers or people differ beyond the settings of the section drift, and where they
+    cannot be compared: the run does not tell of its training people, or the new ones are too few.
     """
     from ehrsequencing.api.new_people import drift as compare
 
@@ -135,17 +159,76 @@ def drift(
         facts=study.data,
         progress=shown(),
     )
-    for text in found.notes:
-        note(f"note: {text}")
-    say(found.verdict)
+    (say if found.passes else warn)(found.verdict)
+    for text in found.notes if found.is_alarm else ():
+        warn(text)
     for one in (found.differences or [])[: 2 * SHOWN]:
         training, here = one.texts
         mark = "  alarm" if one.is_alarm else ""
         say(f"  {_named(one.title, {}):<{CODE}} {training:>9} {here:>9}  {one.size:>4.0%}{mark}")
     then = ["predict", run, data, "--at", opened.task.index.moment]
-    if found.is_alarm:
+    if not found.passes:
         then = ["check", data]
     finish(wrote={}, then=then, result=found.as_json())
+    if not found.passes:
+        raise typer.Exit(REFUSED)
+
+
+def monitor(
+    run: RunFolder,
+    data: DataFolder,
+    overrides: Overrides = None,
+    journal: JournalFolder = None,
+    key: KeyFile = None,
+    by: Annotated[
+        list[str] | None,
+        typer.Option("--by", help="Also watch people with this code, or pattern; may be repeated"),
+    ] = None,
+    lag: Annotated[str, typer.Option("--lag", help="After it an event has been recorded")] = "7d",
+    out: Annotated[Path, typer.Option("--out", help="Page to write, for its owner only")] = Path(
+        "monitor.html"
+    ),
+    metrics: Annotated[
+        Path | None, typer.Option("--metrics", help="File to write in Prometheus' text format")
+    ] = None,
+    overwrite: Overwrite = False,
+    config: Config = None,
+) -> None:
+    """Say how good the journalled predictions are today, before most of their outcomes are known.
+
+    Exits with 4 where events are so many or so few that O/E lies outside .9 to 1.1, or where the feed looks broken.
+    """
+    from ehrsequencing.api.new_people import monitor as watch
+    from ehrsequencing.reporting.monitor_page import night_line
+
+    if journal is None:
+        raise EhrseqError(
+            "needs the journal", where="ehrseq monitor", fix="name its folder by --journal"
+        )
+    study = read_study(config, overrides, "monitor")
+    opened = open_run(run, study, "monitor", config=config, data=data)
+    found = watch(
+        opened,
+        data,
+        journal,
+        key=key,
+        by=by or (),
+        lag=lag,
+        out=out,
+        metrics=metrics,
+        limits=study.drift,
+        facts=study.data,
+        overwrite=overwrite,
+        progress=shown(),
+    )
+    say(found.verdict)
+    finish(
+        wrote={"page": out, "metrics": metrics},
+        then=["update", run, data, "--out", "updated"]
+        if found.action == "update"
+        else f"open {out} in a browser",
+        result=dict(night_line(found)),
+    )
     if found.is_alarm:
         raise typer.Exit(REFUSED)
 

@@ -45,6 +45,12 @@ def read_yaml(path: Path, *, see: str = "examples/tasks") -> dict[str, Any]:
 
 def load_task(path: Path) -> TaskConfig:
     """Read a task file; the path of its `index.file` is relative to the task file's folder."""
+    if not path.exists():
+        raise EhrseqError(
+            "is no task file",
+            where=str(path),
+            fix="name a file: ehrseq check DATA --suggest --out tasks writes some",
+        )
     return _located(validated(TaskConfig, read_yaml(path), where=str(path)), path)
 
 
@@ -126,7 +132,8 @@ def _overridden(data: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any
             raise EhrseqError(
                 "is not a setting",
                 where=repr(text),
-                fix="write section.key=value, as in model.dim=64",
+                fix="write section.key=value, as in model.dim=64; a task is --task FILE, and ehrseq check DATA "
+                "--suggest --out tasks writes some",
             )
         *parents, key = name.strip().split(".")
         node = data
@@ -206,8 +213,9 @@ def settings_named(kind: type[BaseModel], last: str) -> list[str]:
 def _what_comes_close(kind: type[BaseModel], unknown: str) -> str:
     """The settings that somebody may have meant, else the first part of all names."""
     last = unknown.rpartition(".")[2]
-    if gone := right_way("settings", last):
-        return gone
+    for owner in (kind.__name__, "settings"):
+        if way := right_way(owner, last):
+            return way
     named, way = settings_named(kind, last), right_way("arguments", last)
     near = [one for one in named if one.count(".") < 2] or settings_named(kind, way)
     if way and not near:
@@ -234,6 +242,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "evaluate --data": ("evaluation", *_RECORDS),
     "drift": (*_RECORDS, "drift"),
     "predict": (*_RECORDS, "drift"),
+    "monitor": (*_RECORDS, "drift"),
     "explain": _RECORDS,
     "explore": _RECORDS,
     "score": (*_RECORDS, "visits", "values", "vocabulary", "splits", "evaluation"),

@@ -34,6 +34,8 @@ class VisitsConfig(Settings):
     gap: Days = Field(default=1.0, gt=0)  # by=gap: so long without an event starts a new visit
     column: str = "hadm_id"  # by=encounter: the column that names the encounter
     ignore: tuple[str, ...] = ()  # code patterns that make no token, no visit and no visit end
+    # last: what is dated by the day (00:00:00) stands at its end; a task with same_day: after sets it
+    dates: Literal["as_given", "last"] = "as_given"
 
     @model_validator(mode="after")
     def _of_one_rule(self) -> "VisitsConfig":
@@ -47,6 +49,10 @@ class ValuesConfig(Settings):
     # polynomial and interpolate add to the code's vector; bins: a token such as LAB//Na//Q3; none: numbers are not used
     mode: Literal["polynomial", "interpolate", "bins", "none"] = "polynomial"
     bins: int = Field(default=5, ge=2, le=50)  # mode=bins: number of quantile bins of each code
+    # numbers that mean that there is none, such as 9999, whatever the code
+    missing: tuple[float, ...] = ()
+    # join: a unit's spellings (K/uL, 10*9/L) are one code
+    units: Literal["as_written", "join"] = "as_written"
     carry: bool = True  # queries carry summaries of past values of each numeric code
 
 

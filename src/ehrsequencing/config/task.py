@@ -171,6 +171,9 @@ class TaskConfig(Settings):
     outcomes: OutcomesConfig | None = None
     # a move from one hospital to another is no discharge and no admission; false: each stay counts by itself
     episodes: bool = True
+    # a cause dated by the day, on the day of an index with a clock, came before it or after it; exclude: nobody's
+    # first day counts; none: by the time stamps, with a warning where that matters
+    same_day: Literal["before", "after", "exclude"] | None = None
     recurrent: bool = False  # outcomes recur: labels tell the next one after each prediction time
 
     @model_validator(mode="after")

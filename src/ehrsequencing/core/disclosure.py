@@ -6,7 +6,7 @@ metric. Rates and metrics have three decimals, the likelihood four; curves come 
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 SMALLEST_COUNT = 11  # people behind a count or a code that is named: fewer may point at a person
 TOO_FEW = "too few events"  # why a row has no interval, or no value
@@ -56,6 +56,34 @@ def shareable_rate(rate: float | None, people: int) -> float | None:
         return rate
     some = round(rate * people, 6)
     return round(nearest(some) / nearest(people), 3) if enough_people(some, people) else None
+
+
+class Share(NamedTuple):
+    """A share of people: as it may be shown, None where it is hidden, and between which limits it then lies."""
+
+    shown: float | None
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, some: float, people: int) -> "Share":
+        """Of some of n people.
+
+        >>> Share.of(37, 300), Share.of(3, 300).high
+        (Share(shown=0.117, low=0.117, high=0.117), 0.03333333333333333)
+        """
+        shown, few = shareable_rate(some / people, people), (SMALLEST_COUNT - 1) / nearest(people)
+        if shown is not None:
+            return cls(shown, shown, shown)
+        return cls(None, 0.0, few) if some < SMALLEST_COUNT else cls(None, 1 - few, 1.0)
+
+    def most_from(self, share: float) -> float:
+        """How far it is from another share; of a hidden one, from that of nobody or of everybody."""
+        return abs(share - (self.low if self.low == 0 else self.high))
+
+    def near(self, share: float) -> float:
+        """What it may be that is nearest to another share."""
+        return min(max(share, self.low), self.high)
 
 
 def rounded(value: Any, digits: int = 3) -> Any:

@@ -9,7 +9,8 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from functools import cache, wraps
+from functools import cache, partial, wraps
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +18,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ehrsequencing.core.errors import EhrseqError
 
+# functions of the package whose first argument is such an object: they are its methods too
+METHODS = {
+    "TrainedRun": ("audit", "drift", "evaluate", "export", "update"),
+    "PreparedData": ("fit", "pretrain"),
+}
 Called = TypeVar("Called", bound=Callable[..., Any])
 
 
@@ -33,10 +39,23 @@ def right_way(owner: str, name: str, known: Iterable[str] = ()) -> str:
     >>> right_way("TrainedRun", "xpredict", ["predict"]), right_way("TrainedRun", "xyz")
     ('predict', '')
     """
-    for use, names in _table()[owner]["use"].items():
-        if any(fnmatchcase(name.lower(), pattern) for pattern in names.lower().split()):
+    # fine_gray is FineGray, and --random-state random_state
+    plain = name.lower().strip("-").replace("-", "_")
+    spellings = plain, plain.replace("_", "")
+    for use, names in _table().get(owner, {"use": {}})["use"].items():
+        if any(fnmatchcase(s, pattern) for s in spellings for pattern in names.lower().split()):
             return str(use)
     return next(iter(get_close_matches(name, list(known), n=1, cutoff=0.85)), "")
+
+
+def right_command(name: str, known: Iterable[str]) -> str:
+    """What to type in the place of a command that is not there: of all tables, the first that has the name."""
+    if way := right_way("commands", name):
+        return way
+    if close := get_close_matches(name, list(known), n=1, cutoff=0.75):
+        return f"ehrseq {close[0]}"
+    owners = ("EvaluationResult", "ehrsequencing", "TrainedRun")
+    return next(filter(None, (right_way(owner, name) for owner in owners)), "")
 
 
 def lacks(owner: str, name: str, known: Iterable[str]) -> str:
@@ -69,9 +88,14 @@ class Hinted:
     if not TYPE_CHECKING:  # a type checker finds names that are not there by itself
 
         def __getattr__(self, name: str) -> Any:
+            if name in METHODS.get(_owner(self), ()):
+                return partial(getattr(import_module("ehrsequencing"), name), self)
             # of an AttributeError in f(**self) Python would make an error without our words
             kind = EhrseqError if name == "keys" else AttributeError
             raise kind(lacks(_owner(self), name, dir(type(self))))
+
+        def __dir__(self) -> list[str]:
+            return [*super().__dir__(), *METHODS.get(_owner(self), ())]
 
         def __getitem__(self, key: Any) -> Any:
             raise TypeError(lacks(_owner(self), "[]", ()))

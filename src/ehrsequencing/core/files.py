@@ -32,7 +32,8 @@ Content = TypeVar("Content")  # a type of the keys
 UNPACKED_BYTES = 4 << 30  # that a gzip file may hold which is read at once
 LOCK = ".ehrseq-lock"  # in a folder that a command is writing
 ASIDE = ".ehrseq-old"  # ends the name of a folder between the two renames that replace it
-_TEMPORARY = re.compile(rf"\.tmp-[0-9a-f]{{16}}(\.lock)?|\..+{re.escape(ASIDE)}")
+PENDING = ".ehrseq-new"  # ends the name of a folder with files that are whole and get their names
+_TEMPORARY = re.compile(r"\.tmp-[0-9a-f]{16}(\.lock)?|\..+\.ehrseq-(old|new)")
 
 
 def is_temporary(path: Path) -> bool:

@@ -111,6 +111,8 @@ PREDICTIONS = Kind(
     (b'"subject_id","prediction_time","cause","horizon_days","risk","kind","index_time"',),
 )
 JOURNAL = Kind("journal", "a journal of predictions")
+MONITOR = Kind("monitor", "a page of ehrseq monitor", (b"<title>Watch of ",))
+METRICS_FILE = Kind("metrics", "metrics of ehrseq monitor", (b"# ehrseq monitor",))
 LIST = Kind("list", "a summary of predictions", (b'"kind": "list"', b"<title>Predictions of "))
 EXPLORER = Kind("explorer", "an explorer", (b"ehrsequencing explorer</title>",))
 EXPLANATION = Kind(
@@ -317,6 +319,15 @@ def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
     content = json.loads(json.dumps({k: v for k, v in value.items() if k != _DIGEST}))
     own = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     return {**content, _DIGEST: own}
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """A JSON object as it was sealed and written; empty where there is none, or where it has changed."""
+    with suppress(EhrseqError):
+        value = read_json(path)
+        if isinstance(value, dict) and value == sealed(value):
+            return value
+    return {}
 
 
 def read_manifest(folder: Path, *, what: str, verify: bool = True) -> dict[str, Any]:

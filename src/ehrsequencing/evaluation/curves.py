@@ -16,7 +16,7 @@ from ehrsequencing.evaluation.estimates import Estimate, estimate, long_rows, me
 from ehrsequencing.metrics.accuracy import decision_curve
 from ehrsequencing.metrics.bootstrap import calibration_null
 from ehrsequencing.metrics.calibration import smooth_calibration
-from ehrsequencing.metrics.censoring import RiskSets
+from ehrsequencing.metrics.censoring import RiskSets, SubjectClock
 from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.metrics.registry import taken
 from ehrsequencing.results.result_types import (
@@ -82,7 +82,9 @@ def smooth_rows(
                 }
             )
         named = metric_estimates(scope, model, taken("strongest"))
-        if scope.subjects == len(scope):  # the simulation draws each row anew
+        by_history = isinstance(scope.censoring, SubjectClock) and scope.censoring.is_by_history
+        # the simulation draws each row anew, and lets nobody leave for a reason
+        if scope.subjects == len(scope) and not by_history:
             named |= _against_chance(scope, model, named["ks"], seed)
         for metric, one in named.items():
             for e, cause in enumerate(causes):

@@ -10,10 +10,9 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ehrsequencing.config import EvaluationConfig
-from ehrsequencing.core.arrays import Floats, Ints, selected
+from ehrsequencing.core.arrays import Floats, selected
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import write_json
 from ehrsequencing.core.signals import give_back_freed_memory
@@ -22,8 +21,6 @@ from ehrsequencing.evaluation.cohort_table import cohort_table
 from ehrsequencing.evaluation.comparison import (
     ORACLE,
     Comparison,
-    draw_subjects,
-    fewer_draws,
     main_place,
 )
 from ehrsequencing.evaluation.context import Context, evaluation_made_of, read_tripod
@@ -43,6 +40,7 @@ from ehrsequencing.evaluation.estimates import (
     scope_estimates,
 )
 from ehrsequencing.evaluation.examples import SIMULATED_TRAJECTORIES, code_effects, trajectories
+from ehrsequencing.evaluation.model_rows import ModelRows
 from ehrsequencing.evaluation.oracle import TrueHazards, oracle_table, oracle_warnings, truth_of
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.rivals import (
@@ -55,7 +53,6 @@ from ehrsequencing.evaluation.rivals import (
     trials_of,
 )
 from ehrsequencing.evaluation.subgroups import groups_of_rows, subgroup_rows
-from ehrsequencing.metrics.hazards import expected_events
 from ehrsequencing.prediction.run import RECALIBRATION, Run, add_to_run, opened, require_room
 from ehrsequencing.predictors.fit import Fitted
 from ehrsequencing.predictors.from_file import FromFile
@@ -164,66 +161,42 @@ class Evaluation:
         self.known_nll |= nll
         for risk in risks.values():
             np.clip(risk, 0.0, 1.0, out=risk)  # these arrays are large, and belong to nobody else
+        if predictors is self.predictors:
+            progress("drop-out given the history")
+            self.table.learn_dropout(risks, self.source.vocabulary)
         return risks
 
+    def _marginal(self, risks: Mapping[str, Floats]) -> Rows:
+        """The metrics of every model without the history, where the others go by it; no intervals."""
+        if not self.table.is_by_history:
+            return []
+        causes = self.task.causes
+        rows: Rows = []
+        for one in self.table.comparisons(risks, self.horizons, marginal=True):
+            alone = one.without_resamples()
+            rows += metric_rows(alone, scope_estimates(alone, causes))
+        return rows
+
     def comparisons(self, risks: Mapping[str, Floats], days: Floats) -> Iterator[Comparison]:
-        """Rows that are compared together, with the risks by `days`: the horizons, or the grid, which is not copied."""
-        at_landmarks = [(days, self.records.at_landmark(days)) for days in self.task.landmarks]
-        places: list[tuple[float | None, Ints]] = [(one, at) for one, at in at_landmarks if len(at)]
-        whole = any(len(at) == len(self.rows) for _, at in places)
-        if not (self.population.only_landmarks or whole):
-            places.append((None, np.arange(len(self.rows))))
-        column = np.searchsorted(self.knots, days)
-        for place, at in places:
-            rows = slice(None) if place is None else at
-            yield Comparison(
-                place,
-                self.rows.subject[at],
-                self.rows.duration_days[at],
-                self.rows.cause[at].astype(np.int64),
-                days,
-                {name: selected(risk, rows, column) for name, risk in risks.items()},
-                fewer_draws(self._draws, len(at)),
-                self._weights.at(place, at),
-                self._weights.potential[at],
-                self._expected(risks, rows) if days is self.horizons else {},
-                self._have_hazards(*self.predictors),
-            )
-
-    def _have_hazards(self, *names: str) -> bool:
-        """Whether all of some models have hazards, and not risks alone, as a file has."""
-        return not any(isinstance(self.predictors.get(name), FromFile) for name in names)
-
-    def _expected(self, risks: Mapping[str, Floats], rows: Ints | slice) -> dict[str, Floats]:
-        """Model → (r, causes, horizons), events that it expects of each row while it is under observation."""
-        start = self.task.blanking
-        late = np.flatnonzero(self.knots > start)
-        return {
-            name: expected_events(
-                selected(risk, rows, late),
-                self.knots[late],
-                duration_days=self.rows.duration_days[rows],
-                horizons_days=self.horizons,
-                start_days=start,
-            )
-            for name, risk in risks.items()
-            if self._have_hazards(name)
-        }
+        """Rows that are compared together, with the risks by `days`; see `ModelRows`."""
+        return self.table.comparisons(risks, days)
 
     @cached_property
-    def _draws(self) -> NDArray[np.uint8]:
-        people = len(self.records.timelines)
-        return draw_subjects(people, self.settings.bootstrap, self.settings.seed)
-
-    @cached_property
-    def _weights(self) -> follow_up.Weights:
-        if not self.train_censoring or self.prepared is None:
-            return follow_up.Weights(self.population, self.task, train=None)
-        train, cut_us = (
-            self.prepared.records(self.task.name, "train"),
-            self.prepared.cut_us("train"),
+    def table(self) -> ModelRows:
+        """The rows; all models must be there."""
+        train = None
+        if self.train_censoring and self.prepared is not None:
+            records = self.prepared.records(self.task.name, "train")
+            train = records, self.prepared.cut_us("train")
+        return ModelRows(
+            self.population,
+            self.task,
+            self.settings,
+            self.horizons,
+            self.knots,
+            [name for name, one in self.predictors.items() if isinstance(one, FromFile)],
+            train,
         )
-        return follow_up.Weights(self.population, self.task, train=train, train_cut_us=cut_us)
 
     # ---- from the rows to the numbers ------------------------------------------------------------------------------
 
@@ -295,6 +268,7 @@ class Evaluation:
         smooth, indices, decision = self._curves(comparisons, progress)
         give_back_freed_memory()
         progress("subgroups, checks, codes that move the risk")
+        self.warnings += self.table.warnings(comparisons)
         self.warnings += self.context.warnings(comparisons)
         causes, strongest = self.task.causes, self._strongest
         at_landmarks = [one for one in comparisons if one.landmark_days is not None]
@@ -305,7 +279,9 @@ class Evaluation:
             "main": {"landmark_days": main[0], "horizon_days": main[1]},
             "models": list(risks),
             "declared": declared(self.task, main, strongest[1:]),
-            "estimators": {"oe": "hazards" if self._have_hazards(*risks) else "risks"},
+            "estimators": {"oe": "risks" if self.table.without_hazards else "hazards"},
+            "dropout": None if self.table.dropout is None else self.table.dropout.as_part(),
+            "marginal": results.without_few(self._marginal(risks)),
             "strongest": strongest[1] if len(strongest) > 1 else None,
             "baselines": [
                 {"model": one.model.name, "tuning_nll": results.number(one.tuning_nll)}

@@ -19,9 +19,9 @@ from ehrsequencing.evaluation.rivals import Evaluated
 from ehrsequencing.explain import Question, change, subject_records
 from ehrsequencing.explain.cohort import explain_cohort
 from ehrsequencing.explain.deletions import OF_PART
-from ehrsequencing.models.ensemble import member_band
 from ehrsequencing.prediction.predict import NewRecords
 from ehrsequencing.prediction.run import Run
+from ehrsequencing.predictors.predictor import member_band
 from ehrsequencing.records.codes import read_descriptions
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.meds import SPLITS

@@ -87,7 +87,7 @@ def read_external(
     Raises:
         EhrseqError: The data cannot be read, or the task's index, outcome or end of follow-up is not in it.
     """
-    reader = MedsReader(data, facts, run.study.visits)
+    reader = MedsReader(data, facts, run.study)
     progress("reading the new data")
     parents, task = read_parents(data), run.task
     encoder = Encoder(run, parents)
@@ -228,7 +228,7 @@ def validate(
                 where=str(folder),
                 fix="name another folder with --out, or replace it with --overwrite",
             )
-        if external.drift.is_alarm:
+        if not external.drift.passes:
             say(f"warning: {external.drift.verdict}")
         external = replace(external, population=external.population.drawn(settings))
         result = evaluate_predictors(
@@ -263,7 +263,7 @@ def _summary(
         warnings.append(
             "Far more tokens are unknown to the run than in training: it cannot use what it does not know."
         )
-    warnings += [external.drift.verdict] if external.drift.is_alarm else []
+    warnings += [] if external.drift.passes else [external.drift.verdict]
     if seen:
         warnings.append(
             f"{people(seen)} subject ids also occur in the run's training data: if they are the same "

@@ -237,7 +237,7 @@ class Weights:
         """
         subject = self.records.rows.subject[chosen]
         if len(np.unique(subject)) < len(chosen):
-            return self._clock.of_rows(days_since_first_index(self.records.rows)[chosen])
+            return self.clock.of_rows(days_since_first_index(self.records.rows)[chosen])
         if self.train is None:
             return None
         at = self.train.at_landmark(landmark_days or 0.0)
@@ -252,7 +252,12 @@ class Weights:
         return dropout_cause(records.rows.duration_days, records.rows.cause, ends)
 
     @cached_property
-    def _clock(self) -> SubjectClock:
+    def dropout(self) -> Ints:
+        """(R,) causes of the evaluated rows, 0 only where the subject drops out."""
+        return self._dropout(self.records)
+
+    @cached_property
+    def clock(self) -> SubjectClock:
         """G₀ by time since the index, of the training subjects or of those that are evaluated."""
         records = self.records if self.train is None else self.train
         since = days_since_first_index(records.rows)

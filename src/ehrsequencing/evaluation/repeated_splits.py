@@ -18,9 +18,9 @@ from ehrsequencing.config import EvaluationConfig, StudyConfig
 from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.disclosure import TOO_FEW
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import digest, read_json, write_json
+from ehrsequencing.core.files import digest, write_json
 from ehrsequencing.core.made_of import made_of
-from ehrsequencing.core.outputs import MANIFEST, sealed
+from ehrsequencing.core.outputs import MANIFEST, read_sealed, sealed
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.population import Population
@@ -330,10 +330,14 @@ class Again:
 def add_splits(run: Run, result: Exact) -> Exact:
     """Put the repeated splits of a run, if there are any, into its exact result and its `metrics.json`."""
     path = run.folder / FOLDER / SUMMARY
-    summary = read_json(path) if path.is_file() else {}
-    if summary.get("fingerprint") != run.manifest["fingerprint"] or summary != sealed(summary):
+    if not path.is_file():
         return result
-    whole = result | {"repeated_splits": summary["repeated_splits"]}
+    summary = read_sealed(path)
+    whole = result | {"repeated_splits": summary.get("repeated_splits")}
+    if summary.get("fingerprint") != run.manifest["fingerprint"]:
+        why = "belongs to another training" if summary else "is damaged"
+        text = f"The repeated splits are left out: {FOLDER}/{SUMMARY} {why}. Evaluate again with --splits."
+        whole = result | {"warnings": [*result["warnings"], text]}
     add_result(whole, run.folder)
     return whole
 
@@ -370,10 +374,9 @@ def one_split(
     if not division.is_random:  # intervals within a step, and its window
         origin = f"{origin} {settings.bootstrap} {division.until_us}"
     fingerprint = split_fingerprint(study, settings, origin)
-    if (folder / ROWS).is_file():
-        stored: dict[str, Any] = read_json(folder / ROWS)
-        if stored.get("fingerprint") == fingerprint and stored == sealed(stored):
-            return stored
+    stored = read_sealed(folder / ROWS)
+    if stored.get("fingerprint") == fingerprint:
+        return stored
     # other data, settings or models than before: what they left is neither taken nor continued
     own = folder / (
         "made-of-" + digest(made_of(origin=origin, splits=study.splits.model_dump(mode="json")))

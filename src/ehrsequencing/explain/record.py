@@ -25,7 +25,6 @@ from ehrsequencing.prediction.predict import (
     RiskPredictor,
 )
 from ehrsequencing.prediction.run import Run, horizons_of, start_days_of
-from ehrsequencing.predictors.network import visit_hazards
 from ehrsequencing.predictors.predictor import Predictor
 from ehrsequencing.records.cohort import CohortRows
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
@@ -355,7 +354,7 @@ class Question:
     def answer(self, records: TaskRecords) -> Floats:
         """(R, 2) risk and log hazard at every prediction time; NaN where the run has no answer."""
         if self.horizon_days is None:
-            visit_head = visit_hazards(self.run.model, records, code_types=self.run.code_types)
+            visit_head = self.run.visit_hazards(records)
             risk = visit_head[:, 0, 0].astype(np.float64)
             return np.stack([risk, np.log(-np.log1p(-risk))], axis=1)
         edges, start = self.predictor.edges_days, start_days_of(self.run)

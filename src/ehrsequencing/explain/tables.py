@@ -7,10 +7,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pc
 import pyarrow.parquet as pq
-import torch
 
-from ehrsequencing.batches.visit_batch import VisitBatch
-from ehrsequencing.core.arrays import Floats, Ints
+from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.outputs import EXPLANATION, output_file
 from ehrsequencing.explain.deletions import (
     KINDS,
@@ -141,24 +139,9 @@ def has_attention(run: Run) -> bool:
 
 def attention_weights(run: Run, timelines: Timelines) -> Floats:
     """The weight (K,) of every code in its visit's vector; see `SurvivalModel.code_attention`."""
-    with torch.no_grad():
-        weights = run.model.code_attention(_batch_of(timelines, code_types=run.code_types))
-    return np.asarray(weights.double().numpy())
+    from ehrsequencing.predictors.network import code_attention
 
-
-def _batch_of(timelines: Timelines, *, code_types: Ints | None) -> VisitBatch:
-    """All visits of some subjects as one batch, without prediction times."""
-    return VisitBatch(
-        codes=torch.from_numpy(timelines.codes.astype(np.int64)),
-        visit_offsets=torch.from_numpy(np.array(timelines.visit_offsets)),
-        subject_offsets=torch.from_numpy(np.array(timelines.subject_offsets)),
-        age_years=torch.from_numpy(np.array(timelines.age_years)),
-        delta_days=torch.from_numpy(np.array(timelines.delta_days)),
-        static_codes=torch.from_numpy(timelines.static_codes.astype(np.int64)),
-        static_offsets=torch.from_numpy(np.array(timelines.static_offsets)),
-        values=torch.from_numpy(np.array(timelines.values)),
-        code_types=None if code_types is None else torch.from_numpy(code_types[timelines.codes]),
-    )
+    return code_attention(run.model, timelines, code_types=run.code_types)
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------

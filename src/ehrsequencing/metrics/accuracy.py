@@ -87,7 +87,7 @@ def observed_over_expected(rows: ScoredRows) -> Floats:
             sums[0, :, :, h] = known @ rows.has_event_by(h).T
             sums[1, :, :, h] = known @ rows.risk[:, :, h]
         return rows.finish(rows.where_covered(divide(*sums)))
-    seen = [rows.weights @ rows.has_event_by(h).T for h in range(len(rows.horizons_days))]
+    seen = [rows.path_weights @ rows.has_event_by(h).T for h in range(len(rows.horizons_days))]
     expected = rows.weights @ rows.expected.reshape(len(rows.expected), -1)
     observed = np.stack(seen, axis=2)
     ratio = divide(observed, expected.reshape(observed.shape))

@@ -75,6 +75,8 @@ class SubjectClock:
         Floats  # (n,) p, days from the subject's index to the prediction time, of `moment_days`
     )
 
+    is_by_history = False  # whether G depends on what is known of each subject
+
     @classmethod
     def fit(
         cls, since_days: Floats, duration_days: Floats, cause: Ints, subject: Ints

@@ -3,6 +3,7 @@
 import numpy as np
 
 from ehrsequencing.core.arrays import Floats, row_blocks
+from ehrsequencing.metrics.censoring import SubjectClock, divide
 
 #: Survival is taken to be at least this: where risks sum to 1, hazards would be infinite.
 LEAST_SURVIVAL = 1e-12
@@ -43,6 +44,7 @@ def expected_events(
     duration_days: Floats,
     horizons_days: Floats,
     start_days: float = 0.0,
+    inverse: Floats | None = None,
 ) -> Floats:
     """Events that a model expects of each row by each horizon while it is under observation.
 
@@ -57,6 +59,8 @@ def expected_events(
         duration_days: (R,) to the event or to the end of follow-up.
         horizons_days: (H,).
         start_days: s.
+        inverse: (R, K) what a day between two knots weighs while a row is observed, 1 / G (`mean_inverse`). Where those
+            at risk leave sooner than others, the events seen must weigh 1 / G as well.
 
     Returns:
         (R, E, H).
@@ -79,5 +83,20 @@ def expected_events(
         for h, horizon in enumerate(horizons_days):
             stop = np.minimum(duration_days[some], horizon)[:, None]
             days = np.clip(stop, low, high) - low
+            if inverse is not None:
+                days *= inverse[some]
             out[some, :, h] = np.einsum("rek,rk->re", hazards, days)
+    return out
+
+
+def mean_inverse(
+    clock: SubjectClock, knots_days: Floats, *, duration_days: Floats, start_days: float = 0.0
+) -> Floats:
+    """(R, K) mean of 1 / G over the part of each interval between two knots in which a row is observed."""
+    low, high = np.r_[start_days, knots_days[:-1]], knots_days
+    out = np.ones((len(duration_days), len(knots_days)))
+    stop = np.clip(duration_days[:, None], low, high)
+    for share in (0.25, 0.75):
+        middle = clock.before_own(low + share * (stop - low))
+        out += 0.5 * (divide(1.0, middle, undefined=0.0) - 1.0)
     return out

@@ -162,6 +162,13 @@ class ScoredRows:
             )
         return divide(1.0, np.atleast_2d(self.censoring.before(self.duration_days)), undefined=0.0)
 
+    @property
+    def path_weights(self) -> Floats:
+        """(resamples, n) multiplicities; where leaving depends on the history also 1 / G(T−), as `expected` then is."""
+        clock = self.fixed_censoring
+        by_history = isinstance(clock, SubjectClock) and clock.is_by_history
+        return self.weights * self.inverse_at_duration if by_history else self.weights
+
     @cached_property
     def observed_risk(self) -> Floats:
         """(resamples, causes, horizons) observed incidence; NaN where follow-up ends before.

@@ -3,12 +3,10 @@
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ehrsequencing.batches.visit_batch import VisitBatch
@@ -173,27 +171,6 @@ def mean_hazard_logits(logits: Tensor, *, is_probability: bool = False) -> Tenso
     if is_probability:
         return F.logsigmoid(logits).logsumexp(0) - F.logsigmoid(-logits).logsumexp(0)
     return logits.logsumexp(0) - math.log(len(logits))
-
-
-def member_band(risk: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Where 95 % of the members' risks lie: from the 2.5 % to the 97.5 % point, both rounded outwards to a member.
-
-    With up to 40 members these are the least and the greatest. They show how far the risk depends on the randomness of
-    training (with `training.bootstrap`, also on the sample of subjects), not how far it is from the truth.
-
-    Args:
-        risk: (M, ...) one for each member.
-
-    Returns:
-        The lower and the upper end, (...) each.
-
-    Example:
-        >>> low, high = member_band(np.array([[0.1, 0.5], [0.2, 0.4], [0.3, 0.6]]))
-        >>> low.tolist(), high.tolist()
-        ([0.1, 0.4], [0.3, 0.6])
-    """
-    low = np.quantile(risk, 0.025, axis=0, method="lower")
-    return np.asarray(low), np.asarray(np.quantile(risk, 0.975, axis=0, method="higher"))
 
 
 # ---- the class of a configuration ------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig
 from ehrsequencing.config.base import visit_encoder
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models.code_vectors import CodeVectors
 from ehrsequencing.models.segments import dropout, segment_softmax
 
@@ -98,7 +99,15 @@ class VisitEncoder(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.pooling = visit_encoder.class_of(config.visit_encoder)(config)
+        encoder = visit_encoder.class_of(config.visit_encoder)
+        try:
+            self.pooling = encoder(config)
+        except (TypeError, AttributeError) as error:
+            raise EhrseqError(
+                f"cannot be made of the model's configuration: {error}",
+                where=f"visit_encoder={config.visit_encoder}",
+                fix="write __init__(self, config), in which config.dim is the width",
+            ) from error
         self.mlp = VisitMLP(config) if config.visit_mlp else None
 
     def forward(self, e: CodeVectors, batch: VisitBatch) -> Tensor:

@@ -1,8 +1,9 @@
 """How new people differ from a run's training people: a broken feed, another mix of patients, or neither.
 
 A feed is broken where codes, their units or their numbers are not what they were. Another mix of patients has the same
-codes and numbers, and other shares of people have them. Nothing here names a code that fewer than 11 people have, and
-no number is of so few. It needs no torch.
+codes and numbers, and other shares of people have them. Nothing here names a code that fewer than 11 people have.
+Counts of people are hidden or rounded first, and sizes, limits, alarms and the order follow from what is shown, so that
+none of them tells more. It needs no torch.
 """
 
 from collections import defaultdict
@@ -15,7 +16,13 @@ import numpy as np
 
 from ehrsequencing.config import DataConfig, DriftConfig
 from ehrsequencing.core.arrays import Bools, Floats
-from ehrsequencing.core.disclosure import SMALLEST_COUNT, rounded, shareable_count, shareable_rate
+from ehrsequencing.core.disclosure import (
+    SMALLEST_COUNT,
+    Share,
+    nearest,
+    rounded,
+    shareable_count,
+)
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.account import TrainingPeople
 from ehrsequencing.records.codes import (
@@ -27,7 +34,7 @@ from ehrsequencing.records.codes import (
 )
 from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.meds import MedsReader
-from ehrsequencing.records.people import MEASURES, People, mean_and_sd, visits_a_year
+from ehrsequencing.records.people import MEASURES, PEOPLE, People, mean_and_sd, visits_a_year
 from ehrsequencing.records.survey import Progress, Steps, survey
 from ehrsequencing.records.vocabulary import Vocabulary
 
@@ -43,8 +50,7 @@ MUCH_UNKNOWN = 0.5  # share of rows with a code that the run does not know
 MOST_NAMED = 5  # codes in one sentence
 MOST_SHOWN = 8  # differences that are printed
 NO_REFERENCE = (
-    "the run does not hold what its training people were like (it is a shared copy or of an earlier version), so new"
-    " people are compared by units and by common codes only; train again for the rest"
+    "only units and common codes were compared, since {} of the run {}: copy the run again"
 )
 # kinds of differences, in the order in which they are said: those of a broken feed, and of another mix of patients
 BROKEN = {
@@ -83,7 +89,7 @@ class Difference:
     Attributes:
         kind: A key of `BROKEN` or `MIX`.
         name: The code, or what was measured.
-        size: How far apart, from 0 to 1: a difference of shares, or the distance between two distributions.
+        size: How far apart, from 0 to 1: a difference of shares (at most), or the distance between two distributions.
         training: Of the training people: a share, or a median of `people`; None where it is not known.
         here: Of the new people; None where it would be of fewer than 11 people.
         is_alarm: Whether it lies beyond its limit and beyond chance.
@@ -131,7 +137,7 @@ class Drift:
         people: How many there are, as it may be shared.
         differences: The largest first; None where people are too few.
         histories: Median days from first to last visit of the training people and of these, where they were cut.
-        notes: What could not be compared.
+        notes: What could not be compared, and why.
     """
 
     people: int | str | None
@@ -148,6 +154,11 @@ class Drift:
     def is_alarm(self) -> bool:
         """Whether something lies beyond its limit."""
         return any(one.is_alarm for one in self.differences or ())
+
+    @property
+    def passes(self) -> bool:
+        """Whether everything was compared and nothing lies beyond its limit; `--strict` makes a list only then."""
+        return self.differences is not None and not self.notes and not self.is_alarm
 
     @property
     def is_less(self) -> bool:
@@ -170,10 +181,12 @@ class Drift:
 
     @property
     def verdict(self) -> str:
-        """One line: too few to say, a broken feed, another mix of patients, a cut extract, or no alarm."""
+        """One line: not compared, a broken feed, another mix of patients, a cut extract, or no alarm."""
         if self.differences is None:
-            return f"Too few people to say: fewer than {FEWEST_PEOPLE}."
+            return f"Not compared: fewer than {FEWEST_PEOPLE} people are too few to say."
         text = "No alarm: these people are like the training people."
+        if self.notes:
+            text = f"Not compared, so nothing says that these people are like the training people: {self.notes[0]}."
         if mix := "; ".join(self.sentences(MIX)):
             why = "Another mix of patients, and no sign of a broken feed"
             if any(one.kind == "each" and one.is_alarm for one in self.differences):
@@ -208,6 +221,7 @@ class Drift:
         return {
             "verdict": self.verdict,
             "alarm": self.is_alarm,
+            "passes": self.passes,
             "cut": self.is_cut,
             "people": self.people,
             "differences": [dict(vars(one)) for one in self.differences or ()],
@@ -237,8 +251,8 @@ def compare(
         reference: What the others were like; default: the training people.
     """
     reference, count = reference or run.training_people, shareable_count(people.total)
-    notes = [] if reference else [NO_REFERENCE]
-    if people.total < FEWEST_PEOPLE:
+    notes = [] if reference else [NO_REFERENCE.format(PEOPLE, run.why_no_people)]
+    if nearest(people.total) < FEWEST_PEOPLE:
         return Drift(count, None, None, notes)
     known, trained = (reference["measures"], reference["people"]) if reference else ({}, 1)
     sampled = {
@@ -263,9 +277,9 @@ def compare(
         *_numbers(people, limits),
         *_codes(people, run, reference, parents, limits, is_cut=is_cut),
     ]
-    unknown = rounded(people.unknown_share / people.total)
-    is_alarm = unknown > MUCH_UNKNOWN
-    found.append(Difference("unknown", "unknown codes", unknown, None, unknown, is_alarm))
+    unknown = Share.of(people.unknown_share, people.total)
+    size, is_alarm = unknown.most_from(0.0), unknown.low > MUCH_UNKNOWN
+    found.append(Difference("unknown", "unknown codes", size, None, unknown.shown, is_alarm))
     # where a whole kind of codes is missing, that makes histories short
     is_cut = is_cut and not any(one.kind == "kind" for one in found)
     if reference and is_cut:
@@ -276,7 +290,7 @@ def compare(
         found.append(
             Difference("rate", "visits a year", rounded(size), usual, rounded(rate), is_alarm)
         )
-    found.sort(key=lambda one: -one.size)
+    found.sort(key=lambda one: (-one.size, one.kind, one.name))
     histories = None
     if is_cut:
         _, knots, training = sampled[MEASURES["history"]]
@@ -292,20 +306,21 @@ def _distance(name: str, own: Sampled, trained: int, limit: float) -> Difference
         np.searchsorted(np.sort(some), at, side="right") / len(some) for some in (training, values)
     )
     size = float(np.abs(below - below_here).max())
-    beyond = max(limit, KS_SIGMAS * np.sqrt(1 / trained + 1 / len(values)))
+    beyond = max(limit, KS_SIGMAS * np.sqrt(1 / trained + 1 / nearest(len(values))))
     medians = [rounded(float(curve[64]), 4) for curve in (training, knots)]
     return Difference("people", name, rounded(size), medians[0], medians[1], bool(size > beyond))
 
 
 def _numbers(people: People, limits: DriftConfig) -> Iterator[Difference]:
     """Codes whose numbers lie outside the 1st to 99th percentile of the training people's."""
-    vocabulary, is_group = people.vocabulary, _is_group(people.vocabulary)
+    vocabulary, in_groups = people.vocabulary, is_group(people.vocabulary)
     for code, n in people.judged.items():
         enough = n >= SMALLEST_COUNT and people.numbers[code] >= FEWEST_NUMBERS
-        if enough and not is_group[vocabulary.scale[vocabulary.index[code]]]:
-            share = people.outside[code] / n
-            size, is_alarm = rounded(max(share - USUAL, 0.0)), share > limits.numbers
-            yield Difference("numbers", code, size, USUAL, round(share, 2), is_alarm)
+        if enough and not in_groups[vocabulary.scale[vocabulary.index[code]]]:
+            share = Share.of(people.outside[code], n)
+            most, is_alarm = share.high if share.low else 0.0, share.low > limits.numbers
+            size = rounded(max(most - USUAL, 0.0))
+            yield Difference("numbers", code, size, USUAL, share.shown, is_alarm)
 
 
 def _rows_a_visit(
@@ -314,44 +329,18 @@ def _rows_a_visit(
     """Rows a visit of codes that most visits have, among the people who have the code."""
     for code, (usual, usual_sd) in reference.get("rates", {}).items():
         sums, trained = people.rates[:, people.vocabulary.index[code]], reference["codes"][code][0]
-        if usual >= MOST_VISITS and sums[0] >= FEWEST_PEOPLE:
+        have = nearest(sums[0])
+        if usual >= MOST_VISITS and have >= FEWEST_PEOPLE:
             rate, sd = mean_and_sd(sums)
             size = 1 - min(rate, usual) / max(rate, usual)
-            chance = SIGMAS * float(np.sqrt(sd**2 / sums[0] + usual_sd**2 / trained))
+            chance = SIGMAS * float(np.sqrt(sd**2 / have + usual_sd**2 / trained))
             is_alarm = size > limits.people and abs(rate - usual) > chance
             yield Difference("each", code, rounded(size), usual, round(rate, 2), is_alarm)
 
 
-def _is_group(vocabulary: Vocabulary) -> Bools:
-    """Which scales are of one group of people: a mean and no percentiles."""
+def is_group(vocabulary: Vocabulary) -> Bools:
+    """Which scales are of so few people that all their numbers are one group: a mean and no percentiles."""
     return np.asarray((vocabulary.knots[:, 0] == vocabulary.knots[:, -1]) & (vocabulary.sd != 1.0))
-
-
-def unusual(person: People, run: Run) -> Iterator[tuple[str | None, str]]:
-    """How one person's record differs from all that the run was trained on: a code or None, and what is unusual.
-
-    Short records are not: training people had short ones too, before theirs became long.
-    """
-    vocabulary, reference = person.vocabulary, run.training_people
-    is_group = _is_group(vocabulary)
-    for code, share in person.outside.items():
-        if share and not is_group[vocabulary.scale[vocabulary.index[code]]]:
-            yield code, "a number outside the 1st to 99th percentile of the training people"
-    codes, people = (reference["codes"], reference["people"]) if reference else ({}, 0)
-    for code, (had, _) in codes.items():
-        if had > people - SMALLEST_COUNT and not person.subjects[code]:
-            yield code, "nearly all training people have it, and this record has not"
-    for name, (values, _) in person.measured().items():
-        knots = reference["measures"].get(name) if reference else None
-        if knots is not None and len(values):
-            low, high = np.interp((0.01, 0.99), np.linspace(0, 1, len(knots)), knots)
-            if values[0] > high or (name == "age" and values[0] < low):
-                yield (
-                    None,
-                    f"{MEASURES[name]}: {values[0]:,.0f}, {low:,.0f} to {high:,.0f} in training",
-                )
-    if person.unknown_share > MUCH_UNKNOWN:
-        yield None, "more than half of its rows have a code that the run does not know"
 
 
 def _chance(share: float, n: float, trained: float) -> float:
@@ -369,7 +358,7 @@ def _codes(
     is_cut: bool,
 ) -> Iterator[Difference]:
     """Codes that people have more or less often, codes and numbers that are gone, and codes that are new."""
-    n, known = people.total, run.vocabulary
+    n, known = nearest(people.total), run.vocabulary
     trained = reference["people"] if reference else np.inf
     shares = {c: (share, 0.0) for c, share in zip(known.codes, known.share, strict=False)}
     if reference:
@@ -384,40 +373,43 @@ def _codes(
     kinds = {
         code_type(code) for code, m in people.subjects.items() if m and not people.excluded(code)
     }
+    here_of = {c: Share.of(people.subjects[c], people.total) for c in (*shares, *new)}
     rises = defaultdict[str, float](float)
     for code, (share, _) in shares.items():
-        rises[code_type(code)] += max(people.subjects[code] / n - share, 0.0)
+        middle = (here_of[code].low + here_of[code].high) / 2
+        rises[code_type(code)] += max(middle - share, 0.0)
     missing = dict[str, float]()
     for code, (share, with_number) in shares.items():
-        here, kind = people.subjects[code] / n, code_type(code)
+        here, kind = here_of[code], code_type(code)
         # in records that are cut a code is rarer, and one may have come early
         enough = EXPECTED / n * (4 if is_cut else 1)
-        is_gone = here == 0 and share >= enough and code not in units
+        is_gone = here.shown == 0 and share >= enough and code not in units
         if is_gone and kind and kind not in kinds:
             missing[kind] = max(share, missing.get(kind, 0.0))
         elif (
             is_gone and not is_cut and rises[kind] < 0.8 * share
         ):  # no codes of its kind took its place
             yield Difference("gone", code, rounded(share), rounded(share), 0.0)
-        elif here and with_number >= enough and not people.judged[code]:
+        elif here.shown != 0 and with_number >= enough and not people.judged[code]:
             yield Difference("no numbers", code, rounded(with_number), rounded(with_number), 0.0)
         elif reference and code not in units:
-            middle = (here * n + share * trained) / (n + trained)
-            size, beyond = abs(here - share), max(limits.people, _chance(middle, n, trained))
-            is_alarm = not is_cut and size > beyond
-            shown = shareable_rate(here, n)
-            yield Difference("share", code, rounded(size), rounded(share), shown, is_alarm)
+            near, size = here.near(share), rounded(here.most_from(share))
+            middle = (near * n + share * trained) / (n + trained)
+            beyond = max(limits.people, _chance(middle, n, trained))
+            is_alarm = not is_cut and abs(near - share) > beyond
+            yield Difference("share", code, size, rounded(share), here.shown, is_alarm)
     yield from (Difference("kind", kind, share, share, 0.0) for kind, share in missing.items())
     usual = (SMALLEST_COUNT - 1) / min(trained, n)  # at most: else the run would know them
     old_of = {new: old for old, new in units.items()}
-    for code, m in new.items():
-        kind, name, beyond = "new", code, max(limits.people, usual + _chance(usual, n, trained))
+    for code in new:
+        here, kind, name = here_of[code], "new", code
+        beyond = max(limits.people, usual + _chance(usual, n, trained))
         beyond = beyond if reference else 1.0  # in few training people it may have been common
         if old := old_of.get(code):
             kind, beyond = "unit", usual
             name = changed_unit(old, code, is_gone=not people.subjects[old])
-        size = rounded(m / n)
-        yield Difference(kind, name, size, 0.0, shareable_rate(m / n, n), m / n > beyond)
+        size, is_alarm = here.most_from(0.0), here.low > beyond
+        yield Difference(kind, name, size, 0.0, here.shown, is_alarm)
 
 
 def _units(
@@ -436,7 +428,7 @@ def _units(
         ups = {code, up} if "//" in up or up in parents.get(code, ()) else {code}
         near = [old for one in ups for old in of_parent[one]]
         if near and people.numbers[code]:
-            found[min(near, key=people.subjects.__getitem__)] = code
+            found[min(near, key=lambda old: nearest(people.subjects[old]))] = code
     return found
 
 
@@ -448,7 +440,7 @@ def compare_data(
     progress: Progress | None = None,
 ) -> Drift:
     """Compare the people of MEDS data in one pass, without the model; `facts` is what its own files do not tell."""
-    reader, parents = MedsReader(data, facts, run.study.visits), read_parents(data)
+    reader, parents = MedsReader(data, facts, run.study), read_parents(data)
     excluded, tick = (
         CodeMatcher(run.manifest["excluded"], parents=parents),
         Steps(reader, 0, progress),

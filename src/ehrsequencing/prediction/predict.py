@@ -7,7 +7,7 @@ where the data ends, after which there is no answer.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,14 +17,12 @@ from ehrsequencing.config import DataConfig, DriftConfig
 from ehrsequencing.core.arrays import Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest
-from ehrsequencing.models.ensemble import member_band
 from ehrsequencing.prediction.drift import MUCH_UNKNOWN, Drift, Sampled, compare
 from ehrsequencing.prediction.journal import Journal
 from ehrsequencing.prediction.prediction_file import Risks, prediction_file, refuse_early
 from ehrsequencing.prediction.reference import check_reference
 from ehrsequencing.prediction.run import Run, horizons_of, start_days_of
-from ehrsequencing.predictors.network import visit_hazards
-from ehrsequencing.predictors.predictor import Predictor
+from ehrsequencing.predictors.predictor import Predictor, member_band
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.cohort import Cohort, CohortBuilder, CohortRows
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
@@ -84,7 +82,10 @@ class Encoder:
         )
         known_rows = rows.take(known)
         return PredictionTimes(
-            record, cohort, known_rows.take(moment.chosen(known_rows)), late=int((~known).sum())
+            record,
+            cohort,
+            known_rows.take(moment.chosen(known_rows, end_us)),
+            late=int((~known).sum()),
         )
 
     def encode(self, record: Record, rows: CohortRows) -> TaskRecords:
@@ -120,7 +121,7 @@ class NewRecords:
     late: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self.reader = MedsReader(self.data, self.facts, self.run.study.visits)
+        self.reader = MedsReader(self.data, self.facts, self.run.study)
         self.parents = read_parents(self.data)
         self.encoder = Encoder(self.run, self.parents)
         self.excluded, self.builder = self.encoder.excluded, self.encoder.builder
@@ -149,6 +150,10 @@ class NewRecords:
             self.late += moments.late
             yield moments.record, moments.rows
             self._tick()
+
+    def now_us(self, moment: Moment) -> int:
+        """The date that is asked about, else the data's end."""
+        return self.end_us if moment.as_of_us is None else moment.as_of_us
 
     def encoded(self, moment: Moment) -> Iterator[TaskRecords]:
         """Visits and prediction times, shard by shard, encoded the way the run's training data was."""
@@ -187,7 +192,10 @@ class NewRecords:
             fix = "map its codes to those of the run's training data; --force predicts anyway"
             raise EhrseqError(what, where=str(self.data), fix=fix)
         drift = self.drift()
-        unlike = [*check_reference(self.run), *([drift.verdict] if drift.is_alarm else ())]
+        unlike = [
+            *check_reference(self.run),
+            *([drift.verdict] if drift.is_alarm or drift.notes else ()),
+        ]
         if share > MUCH_UNKNOWN:
             unlike.insert(0, f"{what}: it cannot use them")
         return f"warning: {'; '.join(unlike)}" if unlike else what
@@ -210,6 +218,7 @@ def predict(
     out: Path,
     *,
     at: str = "all",
+    since: str | None = None,
     horizons_days: Sequence[float] | None = None,
     facts: DataConfig | None = None,
     limits: DriftConfig | None = None,
@@ -230,6 +239,7 @@ def predict(
         out: The file to write: `.parquet`, `.csv` or `.csv.gz`.
         at: `all` prediction times, each subject's `last`, at each subject's newest `index` or at `every-index`, or a
             date ("as of that day").
+        since: Only people whose index is so recent, as in 14d or 2026-03-01 (`Moment`).
         horizons_days: Default: the task's horizons.
         facts: What the data set's own files do not tell.
         limits: Beyond which people differ from the training people so much that it is said.
@@ -248,7 +258,7 @@ def predict(
     Raises:
         EhrseqError: Run or data cannot be used, or nobody has a prediction time.
     """
-    moment = refuse_early(out, data, at, overwrite=overwrite)
+    moment = refuse_early(out, data, at, since, overwrite=overwrite)
     run = Run(run_folder)
     predictor = RiskPredictor(run, horizons_days, recalibrated=recalibrated)
     predictor.keeps_hazards = journal is not None
@@ -261,6 +271,7 @@ def predict(
                 horizons_days=predictor.horizons_days,
                 start_days=predictor.start_days,
                 banded=predictor.of_run is not None and len(predictor.of_run.members) > 0,
+                now_us=records.now_us(moment),
                 made_by=records.made_by,
                 overwrite=overwrite,
             )
@@ -313,7 +324,7 @@ class RiskPredictor:
     def risk(self, records: TaskRecords) -> Floats32:
         """(R, causes, horizons) of every row; NaN where the `visit` head has no answer."""
         if self.of_run is None:
-            return visit_hazards(self.run.model, records, code_types=self.run.code_types)
+            return self.run.visit_hazards(records)
         days = [day for day in self.horizons_days if day is not None]
         return self.of_run.risk(records, days, start_days=self.start_days).astype(np.float32)
 
@@ -364,7 +375,7 @@ class RiskPredictor:
         """
 
         def answer(part: TaskRecords) -> Iterator[tuple[Ints, Risks]]:
-            risks = self.answer(part, moment)
+            risks = replace(self.answer(part, moment), now_us=records.now_us(moment))
             yield risks.subject_id, risks
 
         for _, risks in answers_of(records, moment, answer, force=force, say=say):

@@ -13,6 +13,7 @@ import numpy as np
 
 from ehrsequencing.config import StudyConfig, TaskConfig, format_days, load_study
 from ehrsequencing.core.arrays import Ints
+from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, locked, read_json, sha256
 from ehrsequencing.core.made_of import differing
@@ -38,9 +39,11 @@ from ehrsequencing.results.manifest_types import RunManifest
 from ehrsequencing.results.result_types import SharedAudit
 
 if TYPE_CHECKING:  # what holds torch is imported with the model
+    from ehrsequencing.core.arrays import Floats32
     from ehrsequencing.models.base import SurvivalModel
     from ehrsequencing.predictors.blend import Blend
     from ehrsequencing.predictors.predictor import Predictor
+    from ehrsequencing.records.timelines import TaskRecords
 
 AUDIT = "audit.json"  # what `ehrseq audit` found
 METRICS = "metrics.json"  # what `ehrseq evaluate` found
@@ -127,6 +130,10 @@ class Run:
         """Files that prediction does not need and that are missing or changed since they were written, and which."""
         return altered(self.folder, self.manifest)
 
+    def fault_of(self, name: str) -> str:
+        """Why a file that prediction does not need cannot be used, missing or changed; empty where it can."""
+        return self.altered.get(name, "" if name in self.manifest["files"] else "is missing")
+
     @cached_property
     def model(self) -> "SurvivalModel":
         """The network, in evaluation mode; in a blend it is one of the parts.
@@ -168,10 +175,12 @@ class Run:
                 fix="train with model.head=horizon",
             )
         from ehrsequencing.predictors.blend import Blend
-        from ehrsequencing.predictors.network import network
 
-        has_network = self.study.training.network
-        alone = network(self.model, self.code_types) if has_network else None
+        alone: Predictor | None = None
+        if self.study.training.network:  # else torch is never loaded
+            from ehrsequencing.predictors.network import network
+
+            alone = network(self.model, self.code_types)
         if self.has_trees:
             alone = Blend.load(self.folder, self.vocabulary, alone)
         assert alone is not None
@@ -179,6 +188,12 @@ class Run:
             return alone
         fitted = read_json(self.folder / UPDATE)
         return alone.recalibrated(np.array(fitted["intercept"]), np.array(fitted["slope"]))
+
+    def visit_hazards(self, records: "TaskRecords") -> "Floats32":
+        """Hazard (R, 1, 1) before the next visit, of a run with the `visit` head."""
+        from ehrsequencing.predictors.network import visit_hazards
+
+        return visit_hazards(self.model, records, code_types=self.code_types)
 
     @property
     def blend(self) -> "Blend | None":
@@ -220,7 +235,7 @@ class Run:
     @cached_property
     def training_people(self) -> TrainingPeople | None:
         """What the training people were like (`prediction/reference.py`); None where the run does not hold it."""
-        if PEOPLE not in self.manifest["files"] or PEOPLE in self.altered:
+        if self.fault_of(PEOPLE):
             return None
         found: TrainingPeople = read_json(self.folder / PEOPLE)
         try:
@@ -234,6 +249,11 @@ class Run:
                 "is damaged", where=str(self.folder / PEOPLE), fix="copy the whole run folder"
             ) from error
         return found if is_known else None  # else fewer than 11 people
+
+    @property
+    def why_no_people(self) -> str:
+        """Why there is nothing to compare new people with."""
+        return self.fault_of(PEOPLE) or f"tells of fewer than {SMALLEST_COUNT} people"
 
     @property
     def code_types(self) -> Ints | None:

@@ -8,6 +8,7 @@ import torch
 
 from ehrsequencing.batches.device import on_device
 from ehrsequencing.batches.loader import Step, SubjectLoader
+from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints
 from ehrsequencing.models import ensemble as models
 from ehrsequencing.models.base import SurvivalModel
@@ -15,7 +16,7 @@ from ehrsequencing.models.risks import onset_risk
 from ehrsequencing.models.segments import to_device
 from ehrsequencing.predictors.predictor import Predictor, in_parts
 from ehrsequencing.predictors.recalibration import MOST_ROWS
-from ehrsequencing.records.timelines import TaskRecords
+from ehrsequencing.records.timelines import TaskRecords, Timelines
 
 NETWORK = "network"
 VISIT_BUDGET = 16_384  # visits in one forward pass of prediction
@@ -197,3 +198,22 @@ def states_of_rows(
         x, z = (state.index_select(0, positions) for state in model.states(step.batch))
         states[rows], logits[rows] = z, model.hazard_logits(z, wide=x)
     return states, logits
+
+
+@torch.no_grad()
+def code_attention(
+    model: SurvivalModel, timelines: Timelines, *, code_types: Ints | None = None
+) -> Floats:
+    """The weight (K,) of every code in its visit's vector; see `SurvivalModel.code_attention`."""
+    batch = VisitBatch(
+        codes=torch.from_numpy(timelines.codes.astype(np.int64)),
+        visit_offsets=torch.from_numpy(np.array(timelines.visit_offsets)),
+        subject_offsets=torch.from_numpy(np.array(timelines.subject_offsets)),
+        age_years=torch.from_numpy(np.array(timelines.age_years)),
+        delta_days=torch.from_numpy(np.array(timelines.delta_days)),
+        static_codes=torch.from_numpy(timelines.static_codes.astype(np.int64)),
+        static_offsets=torch.from_numpy(np.array(timelines.static_offsets)),
+        values=torch.from_numpy(np.array(timelines.values)),
+        code_types=None if code_types is None else torch.from_numpy(code_types[timelines.codes]),
+    )
+    return np.asarray(model.code_attention(batch).double().numpy())

@@ -8,8 +8,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ehrsequencing.core import arrays
 from ehrsequencing.core.arrays import Floats, Floats32, scratch
@@ -244,6 +246,27 @@ def hazards_of_each(
     for rows, part in in_parts(records):
         known = Known()
         yield rows, [one.of_part(part, known) for one in predictors]
+
+
+def member_band(risk: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Where 95 % of the members' risks lie: from the 2.5 % to the 97.5 % point, both rounded outwards to a member.
+
+    With up to 40 members these are the least and the greatest. They show how far the risk depends on the randomness of
+    training (with `training.bootstrap`, also on the sample of subjects), not how far it is from the truth.
+
+    Args:
+        risk: (M, ...) one for each member.
+
+    Returns:
+        The lower and the upper end, (...) each.
+
+    Example:
+        >>> low, high = member_band(np.array([[0.1, 0.5], [0.2, 0.4], [0.3, 0.6]]))
+        >>> low.tolist(), high.tolist()
+        ([0.1, 0.4], [0.3, 0.6])
+    """
+    low = np.quantile(risk, 0.025, axis=0, method="lower")
+    return np.asarray(low), np.asarray(np.quantile(risk, 0.975, axis=0, method="higher"))
 
 
 def in_parts(records: TaskRecords) -> Iterator[tuple[slice, TaskRecords]]:

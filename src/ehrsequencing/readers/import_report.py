@@ -16,6 +16,12 @@ from ehrsequencing.core.arrays import Bools, Ints
 from ehrsequencing.core.errors import EhrseqError
 
 WARN_SHARE = 0.05  # warn if more of a table's rows, or of a column's cells, are lost
+# of all diagnoses, beyond which an unconfirmed status is a system's default
+MOST_UNSURE = 0.5
+UNSURE = (
+    "{:,} of {:,} {} have the status {}: they are no confirmed diagnoses; if it is your system's default, set "
+    "import.provisional=confirmed"
+)
 _TABLE_BITS = 40  # the number of a row is table · 2⁴⁰ + its position in the table
 # Of a row that made several rows of ours, the last reason in this order counts.
 REASONS = {

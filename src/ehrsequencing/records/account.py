@@ -47,6 +47,9 @@ class Attrition(CohortCounts):
     """The content of `attrition.json`."""
 
     outcomes_that_end_the_record: int
+    same_day: NotRequired[
+        list[int]
+    ]  # since 3.0: causes dated by the day of an index, after and before it
     ended_by_death: int
     follow_up: dict[str, int]  # of `count_ends` and `compare_end`
     other_spellings: dict[str, int]  # code → training subjects

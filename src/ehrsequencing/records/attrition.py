@@ -31,6 +31,9 @@ from ehrsequencing.records.visits import Record, count_at_or_before
 
 FEWEST_EVENTS, FEWEST_SUBJECTS = 10, 50  # of an interval or a comparison
 FEW_EVENTS = 100  # training subjects with the event, below which a model is unstable
+SOME_SAME_DAY = (
+    0.01  # share of events on the day of an index, of which nobody knows which came first
+)
 MUCH_IMMORTAL = 0.05  # share of a landmark's subjects whose first record comes after it, above which a warning is due
 
 
@@ -57,6 +60,9 @@ class Tally:
             "outcomes": (n, len(task.causes) + 1),
             # subjects with a query, without a visit before it, and with one only after it
             "records_before": (n, len(task.landmarks), 3),
+            "same_day": (
+                2,
+            ),  # indexes with a cause dated by their day: counted as after them, and as before
             "ends_record": (),  # outcomes that are their subject's last event, where that ends the follow-up
             # how the follow-up ends of each subject's first index that is in use
             "followed": (n, len(ENDINGS)),
@@ -82,6 +88,8 @@ class Tally:
         indexed = np.unique(owner)
         died = np.isin(indexed, record.subject[events.is_code(DEATH)])
         has_code = np.isin(indexed, record.subject[cohort.is_mark])
+        # who had an event and lives needs no code
+        has_code |= np.isin(indexed, rows.subject[first[rows.cause[first] > 0]]) & ~died
         is_missed = (cohort.index_reached == 1) & (cohort.reached[owner] == 1)
         missed = np.unique(owner[is_missed & (last_us[owner] > cohort.index_us)])
         # outcomes and events at each subject's first prediction time
@@ -102,6 +110,8 @@ class Tally:
         }.items():
             np.add.at(self.counts[name], places, 1)
         self.counts["ends_record"] += cohort.ends_record
+        is_undecided, is_history = cohort.undecided
+        self.counts["same_day"] += np.bincount(is_history[is_undecided], minlength=2)
         start_us = np.full(len(split), NEVER)
         np.minimum.at(start_us, record.visits.subject, record.visits.start_us)
         start_us = start_us[rows.subject]
@@ -129,6 +139,7 @@ class Tally:
             "queries": every["queries"],
             "followed": every["followed"],
             "outcomes_that_end_the_record": int(self.counts["ends_record"]),
+            "same_day": self.counts["same_day"].tolist(),
             "ended_by_death": every["followed"]["death"],
             "follow_up": dict(self.follow_up),
             "other_spellings": self.other_spellings,
@@ -141,7 +152,12 @@ class Tally:
         return content
 
     def _counts(self, splits: slice) -> CohortCounts:
-        totals = {name: n[splits].sum(axis=0).tolist() for name, n in self.counts.items() if n.ndim}
+        whole = ("ends_record", "same_day")
+        totals = {
+            name: n[splits].sum(axis=0).tolist()
+            for name, n in self.counts.items()
+            if name not in whole
+        }
         steps, before = list[Step[int]](), list[RecordsBefore[int]]()
         left, times = sum(totals["subjects"]), sum(totals["indexes"])
         losses = zip([0, *totals["subjects"]], [0, *totals["indexes"]], strict=True)
@@ -292,6 +308,15 @@ def task_warnings(task: TaskConfig, attrition: Attrition) -> list[str]:
         out.append(
             "The task names no end of follow-up, so each subject's last event ends it, and some outcomes are that "
             "last event: deaths are counted, survival after the last visit is not. Risks are too high."
+        )
+    after, before = attrition.get("same_day", (0, 0))
+    known = sum(n for name, n in attrition["events"].items() if name != "censored") + before
+    if task.same_day is None and after + before > SOME_SAME_DAY * known:
+        out.append(
+            f"{count_text(after + before)} of {count_text(known)} outcomes and competing events are dated by the day, "
+            f"on the day of an index whose hour is known: {count_text(before)} are taken for earlier than it, "
+            f"{count_text(after)} for later. Say what is right: same_day: before, after, or exclude (nobody's first "
+            "day counts)."
         )
     out += end_warnings(task, attrition)
     if attrition.get("ended_by_death"):

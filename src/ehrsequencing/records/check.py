@@ -17,10 +17,12 @@ from ehrsequencing.core.files import private_folder, read_json
 from ehrsequencing.records.account import Attrition
 from ehrsequencing.records.attrition import attrition_lines, followed_line, task_warnings
 from ehrsequencing.records.events import DAY_US, STATIC
-from ehrsequencing.records.meds import FIXES, SPLITS, LateRows
+from ehrsequencing.records.meds import FIXES, SPLITS, LateRows, MedsReader
 from ehrsequencing.records.parallel import PROCESSES, joblib_backend
-from ehrsequencing.records.prepare import ShardWork, fill
+from ehrsequencing.records.prepare import fill
 from ehrsequencing.records.sample_size import needed_events
+from ehrsequencing.records.shards import ShardWork
+from ehrsequencing.records.silence import codes_that_end, silence_warning, silent_times
 from ehrsequencing.records.survey import Progress
 from ehrsequencing.records.timelines import TaskRows, Timelines, open_arrays
 from ehrsequencing.records.vocabulary import Vocabulary
@@ -45,12 +47,13 @@ class TaskCheck:
     attrition: Attrition
     events_within: dict[str, dict[str, int]]
     known_at: dict[str, int]
+    silences: tuple[str, ...] = ()  # warnings of times in which an outcome cannot have happened
 
     @property
     def warnings(self) -> list[str]:
         """What may make the task unsafe to learn from."""
         subjects = sum(self.attrition["events"].values())
-        out = task_warnings(self.task, self.attrition)
+        out = [*task_warnings(self.task, self.attrition), *self.silences]
         lost = {step["step"]: step["excluded"] for step in self.attrition["steps"]}
         if had := sum(lost[step] for step in lost if "at or before the index" in step):
             out.append(
@@ -146,11 +149,13 @@ def check_data(
             },
             "visits": _visits(list(splits.values())),
             "warnings": [
-                *vocabulary_warnings(known, min_subjects=min_subjects),
+                *data_warnings(filled, min_subjects=min_subjects),
+                *filled["numbers"],
                 *import_warnings(data),
             ],
         }
-        checks = [_check_task(folder / "tasks" / task.name, task) for task in tasks]
+        reader = None if filled["calendar"]["beyond_today"] else work.reader
+        checks = [_check_task(folder / "tasks" / task.name, task, reader) for task in tasks]
     return DataCheck(facts, Counter(filled["fixes"]), checks)
 
 
@@ -170,13 +175,13 @@ def _visits(splits: Sequence[Timelines]) -> dict[str, Any]:
     }
 
 
-def _check_task(folder: Path, task: TaskConfig) -> TaskCheck:
-    """Counts of a task, from each subject's first prediction time."""
+def _check_task(folder: Path, task: TaskConfig, reader: MedsReader | None) -> TaskCheck:
+    """Counts of a task, from each subject's first prediction time; without a reader dates are no calendar."""
     rows = [open_arrays(TaskRows, folder / split) for split in SPLITS]
     first = [part.row_offsets[:-1][np.diff(part.row_offsets) > 0] for part in rows]
-    days, causes = (
+    start_us, days, causes = (
         np.concatenate([getattr(part, name)[at] for part, at in zip(rows, first, strict=True)])
-        for name in ("duration_days", "cause")
+        for name in ("prediction_us", "duration_days", "cause")
     )
     within: dict[str, dict[str, int]] = {name: {} for name in task.causes}
     known: dict[str, int] = {}
@@ -185,18 +190,30 @@ def _check_task(folder: Path, task: TaskConfig) -> TaskCheck:
         known[horizon] = int(np.sum((causes > 0) | (days >= horizon_days)))
         for number, name in enumerate(task.causes, start=1):
             within[name][horizon] = int(np.sum((causes == number) & (days <= horizon_days)))
-    return TaskCheck(task, read_json(folder / "attrition.json"), within, known)
+    silences = list[str]()
+    for number, (name, patterns) in enumerate(task.patterns.items(), start=1):
+        for one in silent_times(start_us / DAY_US, days, causes == number) if reader else ():
+            ended = codes_that_end(reader, one.day, patterns) if reader and one.before else []
+            silences.append(silence_warning(name, one, len(days), ended))
+    return TaskCheck(task, read_json(folder / "attrition.json"), within, known, tuple(silences))
 
 
-def vocabulary_warnings(known: float | None, *, min_subjects: int) -> list[str]:
-    """What may make a vocabulary useless, from the share of the training subjects' rows that have a token."""
-    if known is None or known >= FEW_KNOWN:
-        return []
-    return [
-        f"Only {known:.1%} of the training subjects' rows have a token; a model cannot use the other rows. A code "
-        f"needs vocabulary.min_subjects={min_subjects} training subjects: set a smaller number (which protects people "
-        "less), group rare codes with vocabulary.rollup=on, or map the codes to a coarser vocabulary."
-    ]
+def data_warnings(facts: Mapping[str, Any], *, min_subjects: int) -> list[str]:
+    """What may make a prepared set useless, or other than one expects, from the facts of its manifest."""
+    known, changed = facts["known_training_rows"], facts.get("changed_simulation")
+    warnings = []
+    if known is not None and known < FEW_KNOWN:
+        warnings.append(
+            f"Only {known:.1%} of the training subjects' rows have a token; a model cannot use the other rows. A code "
+            f"needs vocabulary.min_subjects={min_subjects} training subjects: set a smaller number (which protects "
+            "people less), group rare codes with vocabulary.rollup=on, or map the codes to a coarser vocabulary."
+        )
+    if changed:
+        warnings.append(
+            "These records count as those of real people: their folder was simulated, but these files are not as the "
+            f"simulation wrote them: {', '.join(changed)}. Simulate again, or remove manifest.json."
+        )
+    return warnings
 
 
 def import_warnings(data: Path) -> list[str]:

@@ -47,6 +47,7 @@ from ehrsequencing.records.labels import (
     read_index_times,
 )
 from ehrsequencing.records.outcomes import outcome_finder
+from ehrsequencing.records.same_day import counted_from, index_of, is_undecided
 from ehrsequencing.records.visits import Record, Visits, count_at_or_before, next_of
 
 # how follow-up ends: by an event, a death that is no cause, a code of `censoring`, the data's end, or as is said of all
@@ -98,6 +99,8 @@ class Cohort:
     index_reached: NDArray[np.int8]  # (I,) int8, how many steps each of them passed
     after_censoring: int  # indexes whose outcome lies after their censoring; it is ignored
     ends_record: int  # subjects whose outcome lies after their last other event, where that event ends the follow-up
+    # (I,) whether an index has a cause dated by its day, and whether it counts as history
+    undecided: tuple[Bools, Bools]
     index_us: Ints  # (I,) int64, the indexes
     index_ending: Ints  # (I,) what ends their follow-up without an event, a position in `ENDINGS`
     is_mark: Bools  # (n,) events that end or begin a time under observation
@@ -230,7 +233,8 @@ class CohortBuilder:
         passed = self.eligibility.passed(record, owner, moment)
         if self.censoring_codes is not None:
             n_rules, passed = n_rules + 1, np.where(is_observed, passed + 1, 0)
-        reached = n_rules + np.where(moment >= t, 1, np.where(moment >= censor_us, 2, 4))
+        begins = counted_from(t, self.task.same_day)
+        reached = n_rules + np.where(moment >= begins, 1, np.where(moment >= censor_us, 2, 4))
         reached = np.where(passed < n_rules, 1 + passed, reached).astype(np.int8)
         valid = reached == n_rules + 4
         indexes = _Indexes(
@@ -257,6 +261,7 @@ class CohortBuilder:
             index_reached=reached,
             after_censoring=int(np.sum(valid & (t != NEVER) & (t > censor_us))),
             ends_record=self._ends_record(record, rows, t_us=event_us) if labelled else 0,
+            undecided=(is_undecided(t, moment), moment >= begins),
             index_us=moment,
             index_ending=ending,
             is_mark=np.logical_or(*marks),
@@ -281,6 +286,7 @@ class CohortBuilder:
     def _candidates(self, record: Record) -> tuple[Ints, Ints]:
         """Index candidates (subject row, time), sorted and distinct, and none before birth."""
         owner, moment = self._moments(record)
+        moment = index_of(moment, self.task.same_day)
         born = moment >= record.birth_us[owner]  # `STATIC`, where it is unknown, is before all
         return owner[born], moment[born]
 

@@ -14,16 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from ehrsequencing.config import DataConfig, DialectConfig, VisitsConfig
+from ehrsequencing.config import DataConfig, DialectConfig, StudyConfig, ValuesConfig
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json, sha256
 from ehrsequencing.core.outputs import (
-    IMPORTED,
     MANIFEST,
     SIMULATION,
     is_json_of,
     read_manifest,
+    read_sealed,
     require_unchanged,
 )
 from ehrsequencing.records.codes import CodeMatcher
@@ -40,6 +40,7 @@ from ehrsequencing.records.events import (
     opens_run,
     parse_date_us,
 )
+from ehrsequencing.records.numbers import canonical_unit
 from ehrsequencing.records.parquet_rows import are_named, check_schemas, read_events
 
 __all__ = ["MedsReader"]
@@ -63,6 +64,7 @@ FIXES = {
     "before_birth": "rows before birth were dropped",
     "after_death": "rows after death were dropped",
     "bad_value": "values that are NaN, infinite or beyond 1e37 were dropped, their codes kept",
+    "missing_value": "numbers that values.missing names were set aside, their codes kept",
     "static_value": "numbers of rows without a time were ignored, their codes kept",
     "undated_death": "people are known to be dead without a date: they are never alive after their last sign of life",
     "filled_death": "deaths on 1 January, 31 December or a 15th went at the last sign of life of that year or month",
@@ -184,9 +186,10 @@ class MedsReader:
     """
 
     def __init__(
-        self, data: Path, settings: DataConfig | None = None, visits: VisitsConfig | None = None
+        self, data: Path, settings: DataConfig | None = None, study: StudyConfig | None = None
     ) -> None:
-        visits = visits or VisitsConfig()
+        study = study or StudyConfig()
+        visits, self.values = study.visits, study.values
         settings = settings or DataConfig()
         self.data = data
         self.encounter_column = visits.column if visits.by == "encounter" else None
@@ -230,12 +233,14 @@ class MedsReader:
             declared_us=self.declared_us,
             until_us=None if self.late is None else self.late.until_us,
             ends=self.ends,
+            values=self.values,
         )
 
 
 def _own_manifest(data: Path) -> dict[str, Any]:
     """The manifest of a data set that ehrseq wrote, once its metadata is as it lists it; else one without files."""
-    if not any(is_json_of(data / MANIFEST, kind) for kind in (IMPORTED, SIMULATION)):
+    found = read_json(data / MANIFEST) if (data / MANIFEST).is_file() else None
+    if not isinstance(found, dict) or "digest" not in found:  # none, or another program's
         return {"files": {}}
     manifest = read_manifest(data, what="a MEDS data set", verify=False)
     for name in manifest["files"]:
@@ -257,15 +262,23 @@ def data_name(data: Path) -> str:
     return name if isinstance(name, str) and name else data.name
 
 
+def simulation_faults(data: Path, *, parts: Sequence[str] = ("data/", "truth")) -> list[str] | None:
+    """Files of a simulation that its manifest does not list as they are; None where there is no such manifest."""
+    if not is_json_of(data / MANIFEST, SIMULATION):
+        return None
+    files = read_sealed(data / MANIFEST).get("files", {})
+    named = {data / name: files[name] for name in files if name.startswith(tuple(parts))}
+    found = {*named, *(find_shards(data) if "data/" in parts else ())}
+    return sorted(
+        path.relative_to(data).as_posix()
+        for path in found
+        if not path.is_file() or sha256(path) != named.get(path)
+    )
+
+
 def is_simulation(data: Path) -> bool:
     """Whether records are a simulation's: its manifest names them all, and they and its truth are as it says."""
-    if not is_json_of(data / MANIFEST, SIMULATION):
-        return False
-    files = read_manifest(data, what=SIMULATION.what, verify=False)["files"]
-    named = {data / name: files[name] for name in files if name.startswith(("data/", "truth"))}
-    return named.keys() >= {*find_shards(data)} and all(
-        sha256(path) == known for path, known in named.items()
-    )
+    return simulation_faults(data) == []
 
 
 def refuse_scattered(ids: list[Ints], shards: list[Path]) -> None:
@@ -299,6 +312,7 @@ def fix(
     declared_us: int | None,
     until_us: int | None = None,
     ends: CodeMatcher | None = None,
+    values: ValuesConfig | None = None,
 ) -> Events:
     """Fix the events of one shard.
 
@@ -310,6 +324,7 @@ def fix(
         declared_us: Rows after this moment are refused; None where the date of extraction is unknown.
         until_us: Rows after this moment are dropped; None where the data has no late rows.
         ends: Codes that end a follow-up.
+        values: Which numbers mean that there is none, and whether units are joined.
 
     Returns:
         Events sorted by subject and time.
@@ -328,6 +343,8 @@ def fix(
                 where=f"{path}, row {late[0]}",
                 fix="correct data.extracted or the data",
             )
+    if values is not None:
+        events = _with_values(events, values, fixes)
     events = _drop_bad_years(events, fixes)
     if until_us is not None:
         events = _drop_late(events, until_us, fixes)
@@ -354,6 +371,20 @@ def _rename(
     used, code = np.unique(code, return_inverse=True)  # the other name is no code any more
     codes = tuple(codes[k] for k in used.tolist())
     return replace(events, code=code.astype(np.int32), codes=codes)
+
+
+def _with_values(events: Events, values: ValuesConfig, fixes: Counter[str]) -> Events:
+    """Set numbers aside that mean that there is none, and join the spellings of units."""
+    missing = np.isin(events.value, np.array(values.missing, np.float32))
+    if missing.any():
+        fixes["missing_value"] += int(missing.sum())
+        events = replace(events, value=np.where(missing, np.float32(np.nan), events.value))
+    if values.units == "join":
+        names = [canonical_unit(code) for code in events.codes]
+        codes, place = np.unique(names, return_inverse=True)
+        code = place[events.code].astype(np.int32)
+        events = replace(events, codes=tuple(codes.tolist()), code=code)
+    return events
 
 
 def _drop_bad_years(events: Events, fixes: Counter[str]) -> Events:

@@ -10,7 +10,13 @@ import numpy as np
 from ehrsequencing.config import DAYS_PER_YEAR, VisitsConfig
 from ehrsequencing.core.arrays import Floats, Floats32, Ints, Ints32, hash_u64, offsets
 from ehrsequencing.core.disclosure import SMALLEST_COUNT, rounded, shareable_count
-from ehrsequencing.records.account import N, PeopleCounts, PeopleMeasures, Rounded
+from ehrsequencing.records.account import (
+    N,
+    PeopleCounts,
+    PeopleMeasures,
+    Rounded,
+    TrainingPeople,
+)
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.encoding import MAX_AGE_YEARS
 from ehrsequencing.records.events import DAY_US, STATIC, Events
@@ -154,6 +160,35 @@ def quantiles_of_risks(risk: Floats, rows: TaskRows) -> dict[str, list[float]]:
         if knots is not None:
             kept[at] = rounded(knots.tolist(), 5)
     return kept
+
+
+def coarse_people(kept: TrainingPeople) -> TrainingPeople:
+    """What training people were like, for a shared copy: shares in per cent, and quantiles by 17 places.
+
+    Their number is the next below of 11, 20, 50, 100, 200 …, so that chance has wider limits, and counts are shares of
+    it; a code that all but 10 people have is one that all have.
+    """
+    people, size = kept["people"], SMALLEST_COUNT
+    for larger in (base * 10**power for power in range(1, 10) for base in (2, 5, 10)):
+        size = larger if larger <= people else size
+
+    def share(count: int) -> int:
+        return round(size * (1.0 if people - count < SMALLEST_COUNT else round(count / people, 2)))
+
+    def coarse(curves: dict[str, list[float]]) -> dict[str, list[float]]:
+        found = dict[str, list[float]]()
+        for name, knots in curves.items():
+            places = np.arange(len(knots))
+            found[name] = np.interp(places, places[::8], knots[::8]).round(5).tolist()
+        return found
+
+    return {
+        **kept,
+        "people": size,
+        "codes": {code: (share(had), share(n)) for code, (had, n) in kept["codes"].items()},
+        "measures": coarse(kept["measures"]),
+        "risks": coarse(kept["risks"]),
+    }
 
 
 class People(CodeCounts):

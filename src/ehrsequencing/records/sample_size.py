@@ -1,6 +1,6 @@
 """How many events a study needs: Riley et al. (2020, development), (2021, external validation), for a binary outcome.
 
-The linear predictor is taken to be normal: its variance follows from C, its mean from the incidence.
+The linear predictor is taken to be normal, with the mean and sd that give the incidence and C.
 """
 
 from statistics import NormalDist
@@ -10,6 +10,7 @@ import numpy as np
 from ehrsequencing.core.arrays import Floats
 
 USUAL_C = 0.75  # where no model has been evaluated
+_NORMAL = np.array([NormalDist().inv_cdf((i + 0.5) / 2000) for i in range(2000)])
 _SHRINKAGE = 0.9  # of a model's effects in new people, which over-fitting may cost
 
 
@@ -25,15 +26,14 @@ def needed_events(incidence: float, c: float = USUAL_C) -> dict[str, int]:
 
     Example:
         >>> needed_events(0.2)
-        {'O/E ± 0.2': 77, 'slope ± 0.2': 197, 'C ± 0.05': 114, 'ten parameters': 151}
+        {'O/E ± 0.2': 77, 'slope ± 0.2': 180, 'C ± 0.05': 114, 'ten parameters': 133}
     """
     quantile = NormalDist().inv_cdf
-    spread = np.sqrt(2) * quantile(c) * np.array([quantile((i + 0.5) / 2000) for i in range(2000)])
-    low, high = -100.0, 100.0
-    for _ in range(60):  # halvings
-        mean = (low + high) / 2
-        risk = 1 / (1 + np.exp(-mean - spread))
-        low, high = (low, mean) if risk.mean() > incidence else (mean, high)
+    low, high = 0.0, 40.0
+    for _ in range(40):  # halvings
+        sd = (low + high) / 2
+        mean, spread, risk = _population(incidence, sd)
+        low, high = (low, sd) if _concordance(risk) > c else (sd, high)
     weight = risk * (1 - risk)
     moments = [(weight * (mean + spread) ** power).mean() for power in range(3)]
     slope_variance = moments[0] / (moments[0] * moments[2] - moments[1] ** 2)  # times n
@@ -50,6 +50,23 @@ def needed_events(incidence: float, c: float = USUAL_C) -> dict[str, int]:
         "ten parameters": 10 / ((_SHRINKAGE - 1) * np.log(1 - explained / _SHRINKAGE)),
     }
     return {name: int(np.ceil(n * incidence)) for name, n in people.items()}
+
+
+def _population(incidence: float, sd: float) -> tuple[float, Floats, Floats]:
+    """The mean of the linear predictor, (n,) its rising deviations of a given sd, and the risks of this incidence."""
+    spread = sd * _NORMAL
+    low, high = -200.0, 200.0
+    for _ in range(50):
+        mean = (low + high) / 2
+        risk = 1 / (1 + np.exp(-np.clip(mean + spread, -500, 500)))
+        low, high = (low, mean) if risk.mean() > incidence else (mean, high)
+    return mean, spread, risk
+
+
+def _concordance(risk: Floats) -> float:
+    """C of rising risks that are right: how often a case has more than somebody without the event."""
+    without = np.cumsum(1 - risk) - (1 - risk) / 2
+    return float(risk @ without / (risk.sum() * (1 - risk).sum()))
 
 
 def _log_likelihood(risk: Floats) -> Floats:

@@ -264,7 +264,7 @@ def _by_date(
     from_us = parse_date_us(study.splits.from_date or "")
     builders = [CohortBuilder(task, parents=parents) for task in tasks]
     ids, is_late = [], []
-    for events in MedsReader(data, study.data, study.visits):
+    for events in MedsReader(data, study.data, study):
         record = make_record(events, excluded=excluded, settings=study.visits)
         first_us = np.full(len(record.subject_id), NEVER)
         for builder in builders:

@@ -21,6 +21,7 @@ from ehrsequencing.records.events import (
     number_runs,
     opens_run,
 )
+from ehrsequencing.records.same_day import with_dates_last
 
 
 @dataclass(frozen=True)
@@ -202,6 +203,8 @@ class Record:
 
 def make_record(events: Events, *, excluded: CodeMatcher, settings: VisitsConfig) -> Record:
     """Group a shard's events into visits."""
+    if settings.dates == "last":
+        events = with_dates_last(events)
     subject_id, subject = events.subjects
     skip = excluded.mask(events.codes)[events.code]
     visits = group_visits(events, subject, ~skip & (events.time_us != STATIC), settings=settings)

@@ -69,6 +69,12 @@ class Vocabulary(Hinted):
         if [a.shape for a in (self.has_numbers, self.knots, self.mean, self.sd)] != shapes:
             raise ValueError("the arrays of a vocabulary do not fit its codes")
 
+    def __repr__(self) -> str:
+        numbers = int(self.has_numbers.sum())
+        return (
+            f"Vocabulary({len(self):,} tokens, {len(self.codes):,} codes, {numbers:,} with numbers)"
+        )
+
     def __len__(self) -> int:
         return self._first_made + len(self._made)
 

@@ -49,6 +49,7 @@ def answer(m: Shared, scores: Scores, shown: Shown) -> dict[str, object]:
     hopeless = all(case["rank"] == "too few" for case in verdicts)
     return {
         "verdicts": verdicts,
+        "reached": scores.reached(),
         "hopeless": hopeless,
         "over_splits": tables.over_splits(m, ("c", "ipa", "oe")) if hopeless else {},
         "card": card(scores),
@@ -307,6 +308,7 @@ def _details(m: Shared, scores: Scores, shown: Mapping[Any, str]) -> dict[str, o
         "inputs": tables.inputs(m, shown),
         "immortal": tables.immortal_time(m),
         "follow_up": tables.follow_up(m, shown),
+        "weightings": tables.weightings(scores),
         "incidences": by_cause(
             [
                 panels.Panel(row["cause"], panels.caption(row, shown), figures.incidence(row))

@@ -43,6 +43,7 @@ from ehrsequencing.evaluation.results import read_result
 from ehrsequencing.models.base import CONFIG_FILE, WEIGHTS_FILE
 from ehrsequencing.prediction.run import UPDATE, Run, saved_audit
 from ehrsequencing.records.outcomes import OUTCOMES_FILE
+from ehrsequencing.records.people import PEOPLE
 from ehrsequencing.records.reference import REFERENCE
 from ehrsequencing.reporting.model_cards import (
     APPLIED_CARD,
@@ -50,6 +51,7 @@ from ehrsequencing.reporting.model_cards import (
     applied_model_card,
     model_card,
 )
+from ehrsequencing.results.redaction import redact_people
 from ehrsequencing.results.result_types import Shared
 
 NOT_SHARED = "(not shared)"
@@ -90,6 +92,8 @@ def share_run(
     with complete_folder(out, SHARED_RUN, overwrite=overwrite) as folder:
         for name in names:
             write_bytes(folder / name, (run.folder / name).read_bytes())
+        if run.training_people:
+            write_shareable(folder / PEOPLE, redact_people(run.training_people))
         write_settings(folder / "config.yaml", settings_to_share(run.study))
         metrics = read_result(run.folder) or Shareable[Shared]()  # nothing tells of nobody
         for name, text in _cards(run, metrics, license_id=license_id).items():

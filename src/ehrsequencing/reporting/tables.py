@@ -153,6 +153,24 @@ def subgroup_rows(m: Shared) -> list[SubgroupRow[int | str]]:
     return [row for row in m["subgroups"] if (row["cause"], row["horizon_days"]) == place]
 
 
+def weightings(table: Scores) -> dict[str, Any] | None:
+    """Every model's numbers at the main place with weights by the history and without; None where there are none."""
+    place = (table.main()[0], table.m["causes"][0], table.main()[1])
+    keys = [key for key in ("c", "auc", "ipa", "oe", "slope") if key in METRICS]
+
+    def text(rows: Mapping[Any, Any], model: str, key: str) -> str:
+        value = (rows.get((model, *place, key)) or {}).get("value")
+        return "–" if value is None else number(value, f"z.{METRICS[key].digits}f")
+
+    rows = [
+        (name, [(text(table.values, name, key), text(table.marginal, name, key)) for key in keys])
+        for name in table.models
+    ]
+    return (
+        {"columns": [METRICS[key].name for key in keys], "rows": rows} if table.marginal else None
+    )
+
+
 # ------------------------------------------------------------- repeated splits, recalibration, blend, codes that count
 
 

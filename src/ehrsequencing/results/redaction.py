@@ -18,6 +18,8 @@ from ehrsequencing.core.disclosure import (
     shareable_rate,
 )
 from ehrsequencing.core.files import Shareable
+from ehrsequencing.records.account import TrainingPeople
+from ehrsequencing.records.people import coarse_people
 from ehrsequencing.results.result_types import (
     CHECKS,
     COUNTS,
@@ -106,6 +108,8 @@ def redact(result: Exact | Shared, *, decimals: bool = True) -> Shareable[Shared
         ],
         "metrics": [_cell(row, cells) for row in exact["metrics"]],
         "differences": [_cell(row, cells) for row in exact["differences"]],
+        "marginal": [_cell(row, cells) for row in exact.get("marginal", ())],
+        "dropout": _counted(whole["dropout"]) if whole.get("dropout") else None,
         "subgroups": [_cell(row, {}) for row in exact["subgroups"]],
         "smooth_calibration": [
             _smooth(row) for row in exact["smooth_calibration"] if _may_show(row, cells)
@@ -162,23 +166,23 @@ def redact_rows(exact: Rows, *, is_simulated: bool, is_pooled: bool = False) -> 
 
 def owners_part(result: Exact | Shared) -> dict[str, Any]:
     """What only the owner's page has of an exact result, in the place of what is redacted: exact curves, persons."""
-    return {
-        "smooth_calibration": _changed(result["smooth_calibration"], _counted),
-        "decision": _changed(result["decision"], _counted),
-        "incidence": _changed(result["incidence"], _counted),
-        "trajectories": result["trajectories"],
-        "is_owners": True,
+    whole: Row = result
+    curves = {
+        name: _changed(whole[name], _counted)
+        for name in ("smooth_calibration", "decision", "incidence")
     }
+    return {**curves, "trajectories": result["trajectories"], "is_owners": True}
 
 
 def redact_audit(result: Audit[int]) -> Shareable[SharedAudit]:
     """Redact an audit, whose checks have hidden few people in their words: the counts of what was tested."""
-    return Shareable(
-        {
-            **result,
-            "checks": [{**one, "tested": _counts(one["tested"])} for one in result["checks"]],
-        }
-    )
+    checks = [{**one, "tested": _counts(one["tested"])} for one in result["checks"]]
+    return Shareable({**result, "checks": checks})
+
+
+def redact_people(kept: TrainingPeople) -> Shareable[TrainingPeople]:
+    """Redact what training people were like: the content of a shared copy's `people.json`."""
+    return Shareable(cast(Row, coarse_people(kept)))
 
 
 def _file_names(row: dict[str, Any]) -> dict[str, Any]:
@@ -245,13 +249,11 @@ def _cell(row: Row, cells: Cells) -> dict[str, Any]:
 
 
 def _data(data: DataSize[int]) -> dict[str, Any]:
+    whole: Row = data
     large = {name for name, count in data["subjects"].items() if count >= SMALLEST_COUNT}
     rows = {
-        name: {split: shareable_count(n) for split, n in counts.items() if split in large}
-        for name, counts in (
-            ("visits", data["visits"]),
-            ("prediction_times", data["prediction_times"]),
-        )
+        name: {split: shareable_count(n) for split, n in whole[name].items() if split in large}
+        for name in ("visits", "prediction_times")
     }
     return {
         "name": data["name"],

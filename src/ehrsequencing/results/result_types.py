@@ -29,6 +29,17 @@ class Declared(Place):
     metric: str
 
 
+class DropoutPart(TypedDict):
+    """Drop-out given the history: its rate ratio per sd of the log hazard, and whether all weights go by it."""
+
+    events: int  # people who left
+    ratio: float
+    low: float
+    high: float
+    gain: float  # in log-likelihood, of people whom the model had not seen
+    by_history: bool
+
+
 class Interval(TypedDict):
     """A number with its 95 % interval; None: undefined, or of too few people."""
 
@@ -200,6 +211,16 @@ class Trajectory(TypedDict):
     band: NotRequired[dict[str, dict[str, list[float]]]]  # of an ensemble
 
 
+class ExcessRow(TypedDict):
+    """What the model's hazards cost above the true ones, in nats a prediction time, chance of events removed."""
+
+    kind: str  # visit or query
+    from_days: float
+    until_days: float
+    prediction_times: int
+    value: float
+
+
 class Oracle(TypedDict):
     """The truth of a simulation; of a run also its NLL beside the truth's, as `evaluation.oracle` explains."""
 
@@ -212,6 +233,7 @@ class Oracle(TypedDict):
     nll_z: NotRequired[float]
     foresight_z: NotRequired[float]
     prediction_times: NotRequired[int]
+    excess: NotRequired[list[ExcessRow]]
 
 
 # ---- parts that some evaluations have ----
@@ -360,6 +382,10 @@ class Result(Frame[N], Generic[N]):
     main: Horizon  # of every headline
     table1: Table1 | None
     models: list[str]  # ours, the baselines with the strongest first, others, the truth
+    dropout: NotRequired[DropoutPart | None]  # since 3.0; None: too few leave
+    marginal: NotRequired[
+        list[MetricRow[N]]
+    ]  # weighted without the history, where `metrics` go by it
     declared: NotRequired[Declared | None]  # since 3.0; None: the task names no horizon
     estimators: NotRequired[
         dict[str, Any]

@@ -5,7 +5,8 @@ service needs as `prefetch`; the service never asks the EHR's FHIR server for mo
 """
 
 import uuid
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal
 from zoneinfo import ZoneInfo
@@ -19,7 +20,9 @@ from ehrsequencing.config import format_days
 from ehrsequencing.readers.fhir import read_bundle
 from ehrsequencing.readers.fhir.elements import entries_of, kind_of, text, texts, walk
 from ehrsequencing.readers.fhir.mapping import EVENTS
+from ehrsequencing.readers.import_report import REASONS
 from ehrsequencing.records.events import DEATH
+from ehrsequencing.records.meds import FIXES
 from ehrsequencing.serve.predictor import Answer, Predictor
 from ehrsequencing.serve.schemas import Problem
 from ehrsequencing.serve.service import Service
@@ -78,11 +81,14 @@ def router(service: Service) -> APIRouter:
             lines = ["What is missing:", "", *(f"- {what}" for what in missing)]
             detail = "\n".join([*lines, "", "A risk from half a record may be far off."])
         else:
-            now, rows = service.clock(), read_patient(bundle, predictor)
+            now, (rows, unused) = service.clock(), read_patient(bundle, predictor)
             # a booked visit is no record yet; clocks of other zones may be ahead
             is_later = pc.greater(rows["time"], now + timedelta(days=1))
-            rows = rows.filter(pc.invert(pc.fill_null(is_later, False)))
+            earlier = rows.filter(pc.invert(pc.fill_null(is_later, False)))
+            unused["entries of later days than tomorrow"] = len(rows) - len(earlier)
+            rows = earlier
             answer = predictor.answer(rows)
+            unused.update({FIXES[name]: n for name, n in answer.record.fixes.items()})
             service.count_answer(answer)
             not_sent = [name for name in _PREFETCH if name not in request.prefetch]
             indicator = "info"
@@ -90,6 +96,7 @@ def router(service: Service) -> APIRouter:
                 answer,
                 causes,
                 not_sent,
+                unused,
                 newest=pc.max(rows["time"]).as_py(),
                 now=now,
                 stale_days=predictor.limits.stale_days,
@@ -126,8 +133,8 @@ def router(service: Service) -> APIRouter:
     return routes
 
 
-def read_patient(bundle: dict[str, Any], predictor: Predictor) -> pa.Table:
-    """The rows of one patient's resources, with the columns of MEDS but `subject_id`.
+def read_patient(bundle: dict[str, Any], predictor: Predictor) -> tuple[pa.Table, Counter[str]]:
+    """The rows of one patient's resources, with the columns of MEDS but `subject_id`; and why others are not used.
 
     Args:
         bundle: A FHIR R4 Bundle.
@@ -149,13 +156,16 @@ def read_patient(bundle: dict[str, Any], predictor: Predictor) -> pa.Table:
     noted = predictor.run.manifest.get("import", {})
     zone = ZoneInfo(noted["time_zone"]) if "time_zone" in noted else None
     settings = {name: noted[name] for name in ("known", "provisional") if name in noted}
-    rows = read_bundle(bundle, zone, **settings)[0]
+    rows, report = read_bundle(bundle, zone, **settings)
+    lost = sum((table.lost for table in report.tables.values()), Counter[str]())
+    unused = Counter({REASONS[reason]: n for reason, n in lost.items()})
     rows = rows.select(["time", "code", "numeric_value", "encounter_id"])
     if any(one.get("deceasedBoolean") is True or one.get("deceasedDateTime") for one in patients):
         # a death that is dated to this year or month only may lie in the future
         death = pa.Table.from_pylist([{"code": DEATH}], schema=rows.schema)
         rows = pa.concat_tables([rows, death])
-    return rows.rename_columns({"encounter_id": predictor.encounter_column or "encounter_id"})
+    column = predictor.encounter_column or "encounter_id"
+    return rows.rename_columns({"encounter_id": column}), unused
 
 
 def _one_bundle(prefetch: dict[str, Any]) -> dict[str, Any]:
@@ -216,14 +226,17 @@ def _summary_and_detail(
     answer: Answer,
     causes: Sequence[str],
     not_sent: Sequence[str],
+    unused: Mapping[str, int],
     *,
     newest: datetime,
     now: datetime,
     stale_days: float,
 ) -> tuple[str, str]:
     """What a clinician sees: one line, and a table in Markdown; no risk that an old record no longer supports."""
+    changed = [f"Not used as sent: {n} ({why})." for why, n in unused.items() if n]
     if not len(answer.risks):
-        return f"No predicted risk: {answer.why_none}"[:MOST_SUMMARY], f"Reason: {answer.why_none}."
+        why = "\n".join([f"Reason: {answer.why_none}.", *changed])
+        return f"No predicted risk: {answer.why_none}"[:MOST_SUMMARY], why
     start = datetime.fromisoformat(answer.curves(causes)[0].time)
     shown = [
         (place, "until the next visit" if day is None else f"by {format_days(day)}")
@@ -231,11 +244,12 @@ def _summary_and_detail(
         if day is None or start + timedelta(days=day) >= now
     ]
     if not shown or now - newest > timedelta(days=stale_days):
-        return (
-            f"No predicted risk: the newest prediction is of {start:%Y-%m-%d}",
+        old = (
             f"The newest prediction would count from {_dated(start, now)}. The newest entry of the record is of "
-            f"{_dated(newest, now)}. That is too long ago for a risk that holds today.",
+            f"{_dated(newest, now)}. That is too long ago for a risk that holds today."
         )
+        summary = f"No predicted risk: the newest prediction is of {start:%Y-%m-%d}"
+        return summary, "\n".join([old, *changed])
     places, heads = zip(*shown, strict=True)
     risk = answer.risks.risk[0][:, places]
     lines = ["| risk of | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
@@ -246,6 +260,7 @@ def _summary_and_detail(
         "",
         f"The risks count from {_dated(start, now)}.",
         f"{answer.record.unknown_rows} of {answer.record.tokens} rows have a code that the model does not know.",
+        *changed,
         "An association in the model, not the effect of a treatment.",
         *([f"Not sent by the EHR, and not used: {', '.join(not_sent)}."] if not_sent else []),
     ]

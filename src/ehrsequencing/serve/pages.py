@@ -24,6 +24,7 @@ from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.events import BIRTH
+from ehrsequencing.records.meds import FIXES
 from ehrsequencing.reporting.wording import environment
 from ehrsequencing.serve.predictor import Predictor
 from ehrsequencing.serve.security import COOKIE
@@ -146,6 +147,7 @@ def form_of(predictor: Predictor) -> dict[str, object]:
         "sexes": sexes,
         "index": begins,
         "periods": [c for c in task.censoring.start or () if not c.startswith(_PATTERN)][:1],
+        "fixes": FIXES,
         "words": dict(zip(listed, words_of(listed, predictor.descriptions), strict=True)),
         "items": [
             {"code": code, "unit": unit_of(code), "range": usual_range(run, words.index[code])}

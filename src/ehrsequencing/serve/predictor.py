@@ -11,9 +11,10 @@ import pyarrow as pa
 
 from ehrsequencing.config import DialectConfig
 from ehrsequencing.core.arrays import Floats32
+from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.explain import Question, SubjectRecord, deletion
-from ehrsequencing.prediction.drift import MUCH_UNKNOWN, unusual
+from ehrsequencing.prediction.drift import MUCH_UNKNOWN, is_group
 from ehrsequencing.prediction.predict import (
     Encoder,
     Moment,
@@ -27,7 +28,7 @@ from ehrsequencing.records.cohort import cohort_steps
 from ehrsequencing.records.events import DEATH, NEVER, STATIC, UNDATED_DEATH, Events
 from ehrsequencing.records.meds import fix
 from ehrsequencing.records.parquet_rows import events_of_table
-from ehrsequencing.records.people import People
+from ehrsequencing.records.people import MEASURES, PEOPLE, People
 from ehrsequencing.serve.schemas import (
     ExplainResponse,
     Moved,
@@ -142,7 +143,8 @@ class Predictor:
         events = events_of_table(
             table, REQUEST, log, dialect=dialect, encounter_column=self.encounter_column
         )
-        return fix(events, REQUEST, log, dialect=dialect, declared_us=None)
+        values = self.run.study.values
+        return fix(events, REQUEST, log, dialect=dialect, declared_us=None, values=values)
 
     def answer(
         self,
@@ -169,7 +171,6 @@ class Predictor:
             predictor = RiskPredictor(self.run, horizons_days, recalibrated=self.recalibrated)
         with self._read(rows, at, until_us) as read:
             encoder, times_, limits = read.encoder, read.times, self.limits
-            events, words = times_.record.events, self.run.vocabulary
             times = 0 if read.has_died else len(times_.rows)
             if times * len(predictor.causes) * len(predictor.horizons_days) > limits.numbers:
                 raise Problem(
@@ -178,8 +179,6 @@ class Predictor:
                     where="at",
                     fix="ask at last, or by fewer horizons",
                 )
-            makes_token = ~encoder.excluded.mask(events.codes)
-            is_unknown = words.is_unknown(words.ids(events.codes))
             return Answer(
                 predictor.horizons_days,
                 predictor.answer(encoder.encode(times_.record, times_.rows)) if times else NO_RISKS,
@@ -188,16 +187,23 @@ class Predictor:
                 else "the patient has died"
                 if read.has_died
                 else self._why_none(times_),
-                RecordFacts(
-                    rows=len(rows),
-                    tokens=int(makes_token[events.code].sum()),
-                    unknown_rows=int((makes_token & is_unknown)[events.code].sum()),
-                    unknown_codes=int((makes_token & is_unknown).sum()),
-                    visits=len(times_.record.visits),
-                    # JSON has one type of number, so that its conversion is no fix
-                    fixes={name: n for name, n in read.log.items() if name != "value_type"},
-                ),
+                self._facts(read, len(rows)),
             )
+
+    def _facts(self, read: "_Read", n_rows: int) -> RecordFacts:
+        """What became of the rows of a request."""
+        events, words = read.times.record.events, self.run.vocabulary
+        makes_token = ~read.encoder.excluded.mask(events.codes)
+        is_unknown = makes_token & words.is_unknown(words.ids(events.codes))
+        return RecordFacts(
+            rows=n_rows,
+            tokens=int(makes_token[events.code].sum()),
+            unknown_rows=int(is_unknown[events.code].sum()),
+            unknown_codes=int(is_unknown.sum()),
+            visits=len(read.times.record.visits),
+            # JSON has one type of number, so that its conversion is no fix
+            fixes={name: n for name, n in read.log.items() if n and name != "value_type"},
+        )
 
     def explain(
         self,
@@ -238,6 +244,7 @@ class Predictor:
                 horizon_days=question.horizon_days,
                 risk=risk,
                 moved=moved,
+                record=self._facts(read, len(rows)),
                 unlike=[Unlike(code=code, why=why) for code, why in unusual(people, self.run)],
             )
 
@@ -292,6 +299,38 @@ class _Read:
     times: PredictionTimes
     has_died: bool
     log: Counter[str]
+
+
+def unusual(person: People, run: Run) -> Iterator[tuple[str | None, str]]:
+    """How one person's record differs from all that the run was trained on: a code or None, and what is unusual.
+
+    Short records are not: training people had short ones too, before theirs became long.
+    """
+    vocabulary, reference = person.vocabulary, run.training_people
+    in_groups = is_group(vocabulary)
+    for code, share in person.outside.items():
+        if share and not in_groups[vocabulary.scale[vocabulary.index[code]]]:
+            yield code, "a number outside the 1st to 99th percentile of the training people"
+    if reference is None:
+        yield (
+            None,
+            f"not compared with the training people: {PEOPLE} of the run {run.why_no_people}",
+        )
+    codes, people = (reference["codes"], reference["people"]) if reference else ({}, 0)
+    for code, (had, _) in codes.items():
+        if had > people - SMALLEST_COUNT and not person.subjects[code]:
+            yield code, "nearly all training people have it, and this record has not"
+    for name, (values, _) in person.measured().items():
+        knots = reference["measures"].get(name) if reference else None
+        if knots is not None and len(values):
+            low, high = np.interp((0.01, 0.99), np.linspace(0, 1, len(knots)), knots)
+            if values[0] > high or (name == "age" and values[0] < low):
+                yield (
+                    None,
+                    f"{MEASURES[name]}: {values[0]:,.0f}, {low:,.0f} to {high:,.0f} in training",
+                )
+    if person.unknown_share > MUCH_UNKNOWN:
+        yield None, "more than half of its rows have a code that the run does not know"
 
 
 def table_of(request: SubjectRequest, encounter_column: str | None) -> pa.Table:

@@ -161,8 +161,9 @@ class ExplainResponse(BaseModel):
     )
     risk: float | None = Field(description="null where there is no prediction")
     moved: list[Moved] = Field(description="The largest change first")
+    record: RecordFacts
     unlike: list[Unlike] = Field(
-        description="How the record differs from those of the training people; empty where it does not"
+        description="How the record differs from those of the training people, or why it was not compared"
     )
 
 

@@ -140,6 +140,7 @@ def split_of(subject_id: Ints) -> Ints:
 def task_yaml(config: SimulationConfig) -> str:
     """The task that the truth answers."""
     outcome, death = CAUSES
+    names = [*horizons(config.follow_up_max_years, config.last_horizon_years)]
     return f"""\
 # Time from enrolment, and from the end of every later visit, to the outcome; death competes.
 name: simulated
@@ -148,7 +149,8 @@ index:      {{code: {ENROLMENT}, which: first}}
 outcome:    {{{outcome}: {OUTCOME_CODE}}}
 competing:  {{{death}: {DEATH_CODE}}}
 censoring:  {{code: {END_OF_FOLLOW_UP}}}
-horizons:   [{", ".join(horizons(config.follow_up_max_years))}]
+horizons:   [{", ".join(names)}]
+main:       {names[-1]}
 landmarks:  [0d]
 """
 
@@ -181,7 +183,9 @@ class _TruthWriter:
 
     def __init__(self, out: Path, config: SimulationConfig, open_files: ExitStack) -> None:
         self._edges_days = grid_days(config.follow_up_max_years)
-        self._horizons_days = np.array(list(horizons(config.follow_up_max_years).values()))
+        self._horizons_days = np.array(
+            list(horizons(config.follow_up_max_years, config.last_horizon_years).values())
+        )
         self._risks = open_files.enter_context(_parquet_writer(out / "truth.parquet", _RISKS))
         self._hazards = open_files.enter_context(
             _parquet_writer(out / "truth_hazards.parquet", _HAZARDS)

@@ -71,6 +71,7 @@ class SimulationConfig(BaseModel):
     # staggered entry: enrolment to the study's end is
     follow_up_min_years: float = Field(3.0, ge=0.5, le=40)
     follow_up_max_years: float = Field(7.0, ge=0.5, le=40)  # ... uniform between these two
+    last_horizon_years: float = Field(5.0, ge=0.25, le=40)  # of the task and of the truth
     drop_out_per_year: float = Field(0.03, ge=0, le=10)  # random censoring before the study's end
     # on the log rate of drop-out, per unit of sickness at enrolment
     drop_out_effect: float = Field(0.5, ge=-3, le=3)
@@ -137,6 +138,9 @@ class SimulationConfig(BaseModel):
     background_codes: int = Field(200, ge=0, le=100_000)
     # mean number drawn; repeats within a visit count once
     background_per_visit: float = Field(2.0, ge=0, le=200)
+
+    # Codes have names of diagnoses, drugs, procedures and laboratory values; records and truth stay the same
+    words: bool = False
 
     # The truth's precision: simulated futures per prediction time (in mirrored pairs)
     truth_futures: int = Field(128, ge=4, le=1_000_000, multiple_of=2)

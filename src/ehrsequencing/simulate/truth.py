@@ -47,12 +47,12 @@ class Curves:
         return total * np.divide(gained, either, out=np.zeros_like(gained), where=either > 0)
 
 
-def horizons(follow_up_max_years: float) -> dict[str, float]:
+def horizons(follow_up_max_years: float, last_years: float) -> dict[str, float]:
     """Reported horizons in days by their name in the task file: those that some subject's follow-up goes beyond."""
     return {
         name: days
         for name, days in HORIZONS_DAYS.items()
-        if days < follow_up_max_years * DAYS_PER_YEAR
+        if days < follow_up_max_years * DAYS_PER_YEAR and days <= last_years * DAYS_PER_YEAR
     }
 
 

@@ -206,6 +206,8 @@ def write_run(
         if predictor is None and trained is not None and plan.config.head == "horizon":
             predictor = network(trained.model, plan.code_types)
         kept = _reference(plan, trained, predictor)
+        if predictor is not None:
+            facts = {**facts, "learned": learned(plan, predictor)}
     for name, content in kept.items():
         write_json(out / name, content)
     write_run_files(
@@ -223,6 +225,17 @@ def write_run(
         more=more,
         beside=tuple(kept),
     )
+
+
+def learned(plan: Plan, predictor: Predictor) -> bool:
+    """Whether tuning people are more likely under the predictor than under the cohort's own rates, beyond chance."""
+    tuning = plan.tuning.take(some_people(len(plan.tuning.timelines)))
+    rows, rates = tuning.rows, plan.fitting_data().cohort_hazards()
+    hazards = np.broadcast_to(rates, (len(rows), *rates.shape))
+    gain = predictor.nll_of_hazards(hazards, rows, slice(None)) - predictor.nll(tuning)
+    _, person = np.unique(rows.subject, return_inverse=True)
+    gains = np.bincount(person, gain)
+    return bool(gains.mean() > 2 * gains.std() / np.sqrt(len(gains)))
 
 
 def _reference(

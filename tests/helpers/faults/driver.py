@@ -171,7 +171,7 @@ def _after(kind: str, code: int, text: str, out: Path, before: dict[str, Any], w
     """What is wrong right after a fault."""
     if kind == "kill":
         return [] if code == -signal.SIGKILL else [f"was not killed: exit {code}: {text[-200:]}"]
-    errors = [line for line in text.splitlines() if line.startswith("ehrseq: ")]
+    errors = re.findall(r"^(?:\S+ ERROR )?ehrseq: ", text, re.MULTILINE)  # not on a terminal with time and level
     wrong = []
     if code not in (0, 2) or "Traceback" in text or (code == 2 and len(errors) != 1):
         wrong.append(f"exit {code}: {text[-300:]}")

@@ -156,7 +156,7 @@ def _with_references(value: Any, change: Callable[[str], str]) -> Any:
     }
 
 
-def _server(url: str) -> str:
+def server_of(url: str) -> str:
     """The base of the full URL of a resource on a server; empty for a URN and a relative reference."""
     parts = url.partition("/_history/")[0].rsplit("/", 2)
     is_url = url.startswith(("http://", "https://")) and len(parts) == 3
@@ -175,7 +175,7 @@ def at_server(resource: Resource, server: str) -> Resource:
         target = referred(reference)
         if target is None or target[0] is None:
             return reference
-        return f"{target[0]}/{qualified(_server(reference) or server, target[1])}"
+        return f"{target[0]}/{qualified(server_of(reference) or server, target[1])}"
 
     own = text(resource, "id")
     named = {} if own is None else {"id": qualified(server, own)}
@@ -338,7 +338,7 @@ def entries_of(
         if url and kind and name and there not in ((None, name), (kind, name)):
             renamed[url] = f"{kind}/{name}"
     for entry, resource in zip(entries, given, strict=True):
-        base = _server(text(entry, "fullUrl") or "") or server
+        base = server_of(text(entry, "fullUrl") or "") or server
         if text(entry, "request.method") == "DELETE":
             url = text(entry, "request.url") or ""
             kind, name = referred(url) or (None, None)
@@ -347,6 +347,6 @@ def entries_of(
                 entry = {"response": {"lastModified": updated}, **entry}
             # one that names no single resource is counted as a resource without a type
             deleted = {"resourceType": kind, "id": name}
-            yield Entry(deleted, _server(url) or server, entry, is_there=kind is None)
+            yield Entry(deleted, server_of(url) or server, entry, is_there=kind is None)
         elif resource:
             yield from entries_of(resource, base, entry, renamed=renamed)

@@ -29,7 +29,9 @@ from ehrsequencing.readers.fhir.mapping import EVENTS, rows_inside, rows_of
 from ehrsequencing.readers.fhir.survey import LOST, Survey, refuse_other_release, survey
 from ehrsequencing.readers.import_report import (
     FATES,
+    MOST_UNSURE,
     RULES,
+    UNSURE,
     WARN_SHARE,
     ImportReport,
     TableCounts,
@@ -63,7 +65,6 @@ _TYPES = {
 # a result issued so much later comes from an archive or a migration
 _LATEST_ISSUE = pa.scalar(timedelta(days=90))
 _FEW_ISSUED = 20
-MUCH = 0.5  # share of the Conditions beyond which an unconfirmed status is a system's default
 _EVENT, _ISSUED = (pa.scalar(int(role), pa.int8()) for role in (Role.EVENT, Role.ISSUED))
 # what becomes of a resource, and of those inside it too
 _SHARED = ("not_done", "modified", *LOST[1:])
@@ -206,11 +207,8 @@ class Blocks:
         self.report.counts.update(self._survey.counts)
         status, n = max(self._unsure.items(), key=lambda one: one[1], default=("", 0))
         conditions = self._counts("Condition").rows_in if n else 0
-        if n > max(MUCH * conditions, _FEW_ISSUED) and not self._survey.known.confirmed:
-            cautions.append(
-                f"{n:,} of {conditions:,} Conditions have the status {status}: they are no confirmed diagnoses; if "
-                "it is your system's default, set import.provisional=confirmed"
-            )
+        if n > max(MOST_UNSURE * conditions, _FEW_ISSUED) and not self._survey.known.confirmed:
+            cautions.append(UNSURE.format(n, conditions, "Conditions", status))
         late = self.report.counts["late_issue"]
         most = max([n for day, n in self._issued.items() if day is not None], default=0)
         if late > WARN_SHARE * issued or (issued >= _FEW_ISSUED and most * 2 >= issued):

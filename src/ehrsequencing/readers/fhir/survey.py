@@ -5,7 +5,7 @@ Condition may be linked to its encounter from the encounter only, and a patient'
 """
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
@@ -23,6 +23,7 @@ from ehrsequencing.readers.fhir.elements import (
     qualified,
     referred,
     referred_id,
+    server_of,
     text,
     texts,
     walk,
@@ -121,7 +122,8 @@ def survey(
         confirmed: Whether diagnoses that are not confirmed count as the others.
 
     Raises:
-        EhrseqError: Two people have the same id, and nothing names their servers.
+        EhrseqError: Two people have the same id, and nothing names their servers; or references name two servers of an
+            id, and a resource does not say its own.
     """
     servers = {"": 0}
     # of each entry with a type and an id: hash of both, server, update, version, place, state: 0 deleted, 1 subsetted
@@ -136,10 +138,12 @@ def survey(
     conflicts = list[
         tuple[str, str, str, str]
     ]()  # servers and files of an id with two births and sexes
+    referred_at = _Servers()
     place = -1
     entries = ((where, entry) for where, inside in files for entry in inside)
     for place, (where, entry) in enumerate(entries):
         kind, own = kind_of(entry.resource), text(entry.resource, "id")
+        referred_at.add(entry.resource, where)
         if kind == "Person" and entry.is_there:
             pairs += [
                 (*pair, entry.server, place) for pair in linked_records(entry.resource, kind, "")
@@ -174,6 +178,7 @@ def survey(
                 where=" and ".join(dict.fromkeys((first, second))),
                 fix="import the files of each hospital by themselves, or make the ids differ",
             )
+    referred_at.refuse_two(servers)
     lost, newer_parts = _lost(np.frombuffer(seen, np.int64).reshape(-1, 6), place + 1, several)
     wholes = {value for _, table, _, value, *_ in links if table == "wholes"}
     links = [link for link in links if link[1] != "classes" or link[2] in wholes]
@@ -198,6 +203,33 @@ def survey(
     named = {name: bill for name, bill, _, at in bills if not lost[at]}
     looked_up.replaced.update(replaced_bills(named) if not several else ())
     return Survey(several, lost, looked_up, newer_parts, counts)
+
+
+class _Servers:
+    """The servers at which references by whole URLs name a patient's id."""
+
+    def __init__(self) -> None:
+        self._first = dict[str, str]()
+        self._two = list[tuple[str, str, str]]()  # servers of one id, and the file of the second
+
+    def add(self, resource: Any, where: str) -> None:
+        """Note the patient whom a resource refers to."""
+        for path in ("subject", "patient") if isinstance(resource, dict) else ():
+            reference = text(resource.get(path), "reference") or ""
+            kind, name = referred(reference) or (None, "")
+            server = server_of(reference) if kind == "Patient" else ""
+            if server and self._first.setdefault(name, server) != server:
+                self._two.append((self._first[name], server, where))
+
+    def refuse_two(self, known: Collection[str]) -> None:
+        """Refuse an id at two servers, unless resources name them both as their own."""
+        for first, second, where in self._two:
+            if not {first, second} <= set(known):
+                raise EhrseqError(
+                    "references name one Patient id at two servers, and a line does not say its own server",
+                    where=where,
+                    fix="import the files of each server by themselves, from a folder each",
+                )
 
 
 def _lost(seen: Ints, n: int, several: bool) -> tuple[NDArray[np.int8], int]:

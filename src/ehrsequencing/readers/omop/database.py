@@ -24,6 +24,7 @@ from ehrsequencing.readers.import_report import TableCounts
 from ehrsequencing.readers.registry import Import
 from ehrsequencing.readers.rows import END_SUFFIX, PART_SUFFIX, CodeFacts, clean_codes, joined
 from ehrsequencing.readers.table_files import BLOCK_ROWS, SourceTable, lower_names
+from ehrsequencing.records.codes import PROVISIONAL
 
 # A password may hold any character: it ends at the last @ that a valid host, database and query can follow.
 _POSTGRES = re.compile(
@@ -306,8 +307,8 @@ class Concepts:
             facts[code] = CodeFacts(before.description or described.get(number), ups)
         for code in sorted(seen & self._bases.keys()):
             base = self._bases[code]
-            # a part of a stay (//PART) is not below the stay's concept
-            ups = () if code.endswith(PART_SUFFIX) else (base,)
+            # a part of a stay is not below the stay's concept, nor what may be below what is
+            ups = () if code.endswith((PART_SUFFIX, PROVISIONAL)) else (base,)
             facts[code] = CodeFacts(facts.get(base, nothing).description, ups)
         return facts
 

@@ -15,7 +15,7 @@ from ehrsequencing.config import ImportConfig
 from ehrsequencing.config.importing import MISSING
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.readers.cells import NO_NUMBER, NO_TEXT, Block, form_of_ids, parse_times
-from ehrsequencing.readers.import_report import TableCounts
+from ehrsequencing.readers.import_report import MOST_UNSURE, UNSURE, TableCounts
 from ehrsequencing.readers.omop.database import (
     VOCABULARY_TABLES,
     Concepts,
@@ -27,6 +27,7 @@ from ehrsequencing.readers.omop.database import (
 from ehrsequencing.readers.registry import Import, reader
 from ehrsequencing.readers.rows import TERMS, Left, Role, combinations, make_rows
 from ehrsequencing.readers.table_files import SourceTable, one_file_each, open_table
+from ehrsequencing.records.codes import PROVISIONAL
 from ehrsequencing.records.events import BIRTH, DEATH, PERIOD_START
 from ehrsequencing.records.parquet_rows import is_text
 
@@ -122,6 +123,14 @@ def import_omop(source: str, job: Import) -> None:
         with job.writer(local_path(source), encounter=pa.int64()) as writer:
             concepts = _read_tables(tables, job, writer.add)
             writer.code_facts = concepts.facts
+            unsure, diagnoses = (
+                job.report.counts["provisional"],
+                job.report.table("condition_occurrence").rows_in,
+            )
+            if unsure > MOST_UNSURE * diagnoses:
+                job.report.cautions.append(
+                    UNSURE.format(unsure, diagnoses, "diagnoses", "preliminary")
+                )
             if concepts.unnamed:
                 job.report.notes.append(
                     f"{concepts.unnamed:,} concepts of the data are not in a table concept: "
@@ -219,7 +228,8 @@ def _columns(name: str) -> list[str]:
     columns += _BIRTH_PARTS if name == "person" else ()
     columns += ("visit_occurrence_id",) if spec else ()
     columns += _VALUED if spec and spec.valued else ()
-    columns += ("condition_type_concept_id",) if spec and spec.role is Role.BEGUN else ()
+    if spec and spec.role is Role.BEGUN:
+        columns += ("condition_type_concept_id", "condition_status_concept_id")
     if spec and spec.end is not None:
         columns += [
             f"{stem}_{kind}" for stem in _DISCHARGES for kind in ("concept_id", "source_value")
@@ -349,6 +359,8 @@ def _events(
             "value_id": block.whole("value_as_concept_id"),
             "numbered": pc.is_valid(columns["numeric_value"]),
         }
+    if spec.role is Role.BEGUN:
+        keys["status_id"] = block.whole("condition_status_concept_id")
     few, place = combinations(keys)
     unmapped = pc.equal(few["concept_id"], 0)
     is_unmapped = np.asarray(unmapped)[place]
@@ -364,6 +376,10 @@ def _events(
         code = concepts.derived(code, pc.if_else(unmapped, NO_TEXT, suffix))
         number = columns["numeric_value"]
         columns["numeric_value"] = pc.if_else(pa.array(is_unmapped), NO_NUMBER, number)
+    if spec.role is Role.BEGUN and job.settings.provisional == "apart":
+        is_unsure = pc.is_in(few["status_id"], pa.array(_TERMS["provisional"]))
+        job.report.counts["provisional"] += int(np.asarray(is_unsure)[place].sum())
+        code = concepts.derived(code, pc.if_else(is_unsure, PROVISIONAL[2:], NO_TEXT))
     if spec.end is not None:
         concepts.with_end(code)
         for name in ("acute", "inpatient"):

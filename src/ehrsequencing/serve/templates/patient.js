@@ -19,7 +19,7 @@ function typedRows() {
   }
   const days = found.filter((row) => row.time && row.code !== about.birth).map((row) => row.time).sort();
   for (const code of about.periods) if (days.length) add(code, days[0]);
-  return found;
+  return found.sort((a, b) => (a.time ?? "").localeCompare(b.time ?? ""));
 }
 
 async function ask(path, body, signal) {
@@ -53,15 +53,23 @@ async function refresh() {
       ask("/explain", { ...record, cause, horizon_days: horizon }, signal),
     ]);
     draw(risks, why, cause, horizon);
+    drawFixes({ ...risks.record.fixes, ...why.record.fixes });
   } catch (error) {
     if (!signal.aborted) failed(error.message);
   }
 }
 
+/** What the server changed or left out of that which is typed, so that nothing looks used that is not. */
+function drawFixes(fixes) {
+  const items = Object.entries(fixes).map(([name, count]) => el("li", {}, `${count}: ${about.fixes[name] ?? name}`));
+  byId("fixed").hidden = !items.length;
+  byId("fixed").replaceChildren(el("strong", {}, "Not used as typed:"), el("ul", { class: "caveats" }, items));
+}
+
 function failed(text) {
   byId("sentence").textContent = text;
   for (const id of ["curves", "moved"]) byId(id).replaceChildren();
-  byId("unlike").hidden = true;
+  byId("unlike").hidden = byId("fixed").hidden = true;
   document.body.dataset.state = "ready";
 }
 
