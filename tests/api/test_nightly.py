@@ -78,7 +78,9 @@ def test_two_commands_make_the_list_of_the_newest_discharge_of_each_person(place
     listed = pd.read_csv(place / "risks.csv", parse_dates=["prediction_time", "index_time"])
     assert list(listed.columns[4:9]) == ["risk", "kind", "index_time", "days_since_index", "start_days"]
     assert set(listed.kind) == {"index"}
-    assert (listed.days_since_index == 0).all()
+    end = stays(150, seed=1)[["when", "died"]].stack().max()
+    since = (end - listed.index_time) / pd.Timedelta(days=1)
+    np.testing.assert_allclose(listed.days_since_index, since, atol=1e-3)
     newest = stays(150, seed=1).groupby("id").when.max()
     of_person = listed.groupby("subject_id").prediction_time.agg(["min", "max", "nunique"])
     assert (of_person["nunique"] == 1).all()
@@ -122,11 +124,26 @@ def test_every_way_to_ask_tells_its_kind_and_its_index(place: Path, tmp_path: Pa
         assert ehrseq("predict", place / "run", data, "--at", at, "--out", out).exit_code == 0
         table = pq.read_table(out).select([*columns, "prediction_time"]).to_pandas()
         assert set(table.kind) <= kinds
-        days = (table.prediction_time - table.index_time) / pd.Timedelta(days=1)
-        np.testing.assert_allclose(table.days_since_index, days, atol=1e-6)
-        assert (days >= 0).all()
+        now = pd.Timestamp(at) if kinds == {"date"} else stays(400, seed=0)[["when", "died"]].stack().max()
+        np.testing.assert_allclose(table.days_since_index, (now - table.index_time) / pd.Timedelta(days=1), atol=1e-3)
+        assert (table.prediction_time >= table.index_time).all()
         if at == "every-index":
             assert table.drop_duplicates().subject_id.duplicated().any()
+
+
+@pytest.mark.parametrize(("at", "since"), [("index", "200d"), ("last", "2023-03-01"), ("2022-06-01", "90d")])
+def test_since_keeps_the_people_whose_newest_index_is_recent(at: str, since: str, place: Path, tmp_path: Path) -> None:
+    out, words = tmp_path / "r.parquet", ("predict", place / "run", place / "past", "--at", at)
+    assert ehrseq(*words, "--out", tmp_path / "all.parquet").exit_code == 0
+    assert ehrseq(*words, "--since", since, "--out", out).exit_code == 0
+    every, some = (pd.read_parquet(path) for path in (tmp_path / "all.parquet", out))
+    end = pd.Timestamp(at) if at[0] == "2" else stays(400, seed=0)[["when", "died"]].stack().max()
+    first = pd.Timestamp(since) if "-" in since else end - pd.Timedelta(since)
+    assert 0 < len(some) < len(every)
+    pd.testing.assert_frame_equal(every[every.index_time >= first].reset_index(drop=True), some)
+    frame = eh.load(place / "run").predict(place / "past", at=at, since=since, progress=False)
+    assert frame.subject_id.tolist() == some.subject_id.drop_duplicates().tolist()
+    assert "--since" in refused(*words, "--since", "soon", "--out", tmp_path / "new.parquet")
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.2])

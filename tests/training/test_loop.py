@@ -287,7 +287,14 @@ def test_defaults_follow_from_the_events_of_the_cohort(sim_prepared: Path, monke
     model = few.model
     assert (model.size, model.dim, model.dropout, model.code_dropout, model.wide_head) == ("small", 64, 0.1, 0.0, True)
     assert (model.table_dim, few.training.distillation) == (0, 0.0)  # a fifth of the simulated codes carry a number
+
+    def follows() -> bool:
+        given = store, store.task("simulated"), store.records("simulated", "train"), few.training
+        return resolve.resolve_model(few.model, *given).query_follows_visit
+
+    assert follows()  # a query of codes alone holds none of what the visit before it held
     monkeypatch.setattr(resolve, "are_measurements", lambda values: len(values) > 0)
+    assert not follows()
     few = resolve.study_for_cohort(study, store.task("simulated"), store.records("simulated", "train"))
     assert (few.model.code_dropout, few.model.table_dim, few.training.distillation) == (0.3, 128, 0.5)
     monkeypatch.setattr(resolve, "FEW_EVENTS", len(by_hand))

@@ -12,6 +12,7 @@ from ehrsequencing.audit import (
     data as same_person,
     fitted,
     leading_codes,
+    levels,
     predictions,
     shuffled,
     suspicion,
@@ -30,6 +31,7 @@ CHECKS: tuple[Check, ...] = (
     same_person.CHECK,
     *fitted.CHECKS,
     *suspicion.CHECKS,
+    *levels.CHECKS,
     leading_codes.CHECK,
     leading_codes.DENSITY,
 )

@@ -1,6 +1,6 @@
 """The input of every check (run, prepared set, original records, who is there twice) and its output, a `Finding`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -129,6 +129,8 @@ def join(parts: list[Events]) -> Events:
 
 
 KINDS = ("static", "count", "last")  # of features that are searched
+FAMILY = "family"  # codes with one beginning, counted together
+MOST_FAMILIES = 200
 MOST_CODES, MOST_STATIC, MOST_PEOPLE = 1000, 200, 10_000
 FEWEST_CARRIERS = (
     10  # of a code without a time, or of a feature that is searched together with others
@@ -185,7 +187,7 @@ class Check:
 class Known:
     """What is known of P training and tuning people, and what came: at their first and at their last prediction time.
 
-    Features are `static CODE`, `count CODE` and `last CODE`.
+    Features are `static CODE`, `count CODE`, `last CODE`, and counts of families; their tokens come after all codes.
     """
 
     tokens: Ints  # (F,) of the features' codes
@@ -211,7 +213,14 @@ class Known:
         )
         of = {data.vocabulary.tokens[k]: k for k in (*columns.codes, *columns.static_codes)}
         tokens = np.array([of[names[k][2]] for k in some], dtype=np.int64)
-        return cls(tokens, np.array([names[k][0] for k in some]), rows, (first, last))
+        together = [data.family_counts(row) for row in rows]
+        size = len(data.vocabulary)
+        tokens = np.r_[tokens, size + np.arange(len(data.families))]
+        kinds = [*(names[k][0] for k in some), *[FAMILY] * len(data.families)]
+        first, last = (
+            np.column_stack([a, b]) for a, b in zip((first, last), together, strict=True)
+        )
+        return cls(tokens, np.array(kinds), rows, (first, last))
 
     def frequent(self, *kinds: str) -> Ints:
         """Numbers of the features of some kinds that enough people have at first, the most frequent ones."""
@@ -285,10 +294,51 @@ class AuditData:
         """What is known of the training and tuning subjects at their first and at their last prediction times."""
         return Known.of(self)
 
+    @cached_property
+    def families(self) -> list[tuple[str, Ints]]:
+        """Codes with one beginning, up to their first or their last `//`: name and tokens, rare codes included."""
+        vocabulary, members = self.vocabulary, dict[str, set[int]]()
+        for token, name in enumerate(vocabulary.codes, start=vocabulary.n_unknown):
+            beginnings = {name.partition("//")[0], name.rpartition("//")[0]} if "//" in name else ()
+            for beginning in beginnings:
+                members.setdefault(beginning, set()).add(token)
+        for place, kind in enumerate(vocabulary.kinds, start=2):  # the unknown tokens of each kind
+            members.setdefault(kind, set()).add(place)
+        distinct = {tuple(sorted(tokens)): name for name, tokens in members.items() if tokens}
+        large = [
+            (f"{name}//*", np.array(some))
+            for some, name in distinct.items()
+            if len(some) > 1 or some[0] < vocabulary.n_unknown
+        ]
+        return large[:MOST_FAMILIES]
+
+    def family_counts(self, rows: Ints) -> Floats32:
+        """(r, families) how many rows of each family the people of some prediction times have by then."""
+        lines = self.fitted.timelines
+        visit = np.repeat(np.arange(len(lines.start_us)), np.diff(lines.visit_offsets))
+        first = lines.subject_offsets[self.fitted.rows.subject[rows]]
+        stop = first + self.fitted.rows.visits_before[rows]
+        out = np.zeros((len(rows), len(self.families)), dtype=np.float32)
+        for place, (_, tokens) in enumerate(self.families):
+            of_visit = np.bincount(
+                visit[np.isin(lines.codes, tokens)], minlength=len(lines.start_us)
+            )
+            until = np.r_[0, np.cumsum(of_visit)]
+            out[:, place] = until[stop] - until[first]
+        return out
+
+    def members(self, tokens: Iterable[int]) -> tuple[int, ...]:
+        """Tokens with the members of the families among them."""
+        size = len(self.vocabulary)
+        found = [self.families[t - size][1].tolist() if t >= size else [t] for t in tokens]
+        return tuple(sorted({one for some in found for one in some}))
+
     def code_name(self, token: int, people: int) -> str:
-        """A code for a reason, unless fewer than 11 people have it."""
+        """A code, or a family, for a reason, unless fewer than 11 people have it."""
         if people < SMALLEST_COUNT:
             return "a code of too few people to be named"
+        if token >= len(self.vocabulary):
+            return repr(self.families[token - len(self.vocabulary)][0])
         return repr(self.vocabulary.tokens[token])
 
     def read_source(self, folder: Path | None) -> None:
@@ -314,6 +364,7 @@ class AuditData:
 
 
 FEWEST_RARE = 3  # distinct visits that only the people with this very record have
+MOST_LOST, MOST_ALIKE = 3, 0.7  # visits lost in a row, and pairs of visits that a copy shares
 MOST_COPIES = 10  # people with one record; what more have is a schedule
 TOLERATED = 0.001  # share of a split: twins, and the odd person with two ids, are worth a warning
 Hashes = NDArray[np.uint64]
@@ -352,6 +403,8 @@ def splits(data: AuditData) -> Finding:
         ):  # tuning, held out: who is among the people of the splits before it, too
             here = is_rare & (split == number)
             is_copy |= here & np.isin(record, record[is_rare & (split < number)])
+    shared, able = _copies_with_losses(timelines, split, is_asked)
+    is_copy |= shared
     judged = is_copy[is_asked & (split > 0)]
     share = float(judged.mean()) if len(judged) else 0.0
     if not judged.any():
@@ -359,11 +412,63 @@ def splits(data: AuditData) -> Finding:
     return Finding(
         "leak" if share > TOLERATED else "warning",
         f"{count_text(int(judged.sum()))} of the {count_text(len(judged))} tuning and held-out people have the record "
-        "of somebody in another split, the same codes in the same order; keep one of each, and prepare again",
+        "of somebody in another split, the same codes in the same order or after the same times"
+        f"{_extrapolated(is_copy & able, able)}; keep one of each, and prepare again",
         tested,
         shareable_rate(share, len(judged)),
         TOLERATED,
     )
+
+
+def _extrapolated(is_copy: Bools, able: Bools) -> str:
+    """How many copies there are among all, if those with short records are copied as often, in words."""
+    share = is_copy.sum() / max(able.sum(), 1)
+    more = int(share * len(able)) - int(is_copy.sum())
+    return (
+        f" (of short records that cannot be compared, another {count_text(more)} may be)"
+        if more > 0
+        else ""
+    )
+
+
+def _copies_with_losses(timelines: Timelines, split: Ints, is_asked: Bools) -> tuple[Bools, Bools]:
+    """Who has nearly all visits of somebody in a split before, with the same times between them; some may be lost.
+
+    What is compared are pairs of visits: their codes and the seconds between. Neighbours in a copy lie up to
+    `MOST_LOST` visits apart in the other record.
+
+    Returns:
+        (S,) whether a subject is such a copy; (S,) who has enough such pairs to be found.
+    """
+    owner, start = timelines.owner, timelines.start_us // SECOND_US
+    visit = _sums(hash_u64(timelines.codes.astype(np.uint64)), timelines.visit_offsets)
+    hashes, owners, adjacent = list[Hashes](), list[Ints](), list[Bools]()
+    for lag in range(1, MOST_LOST + 2):
+        first = np.flatnonzero(owner[lag:] == owner[:-lag])
+        gap = (start[first + lag] - start[first]).astype(np.uint64)
+        pair = hash_u64(visit[first] + hash_u64(visit[first + lag] + hash_u64(gap)))
+        hashes.append(pair)
+        owners.append(owner[first])
+        adjacent.append(np.full(len(first), lag == 1))
+    pair, who, is_next = np.concatenate(hashes), np.concatenate(owners), np.concatenate(adjacent)
+    order = np.lexsort((who, pair))
+    pair, who, is_next = pair[order], who[order], is_next[order]
+    own = np.bincount(who[is_next], minlength=len(timelines))
+    able = is_asked & (split > 0) & (own >= FEWEST_RARE)
+    matches = list[Ints]()
+    for lag in range(1, MOST_COPIES):
+        same = np.flatnonzero((pair[lag:] == pair[:-lag]) & (who[lag:] != who[:-lag]))
+        for near, other in ((same, same + lag), (same + lag, same)):
+            here = is_next[near] & (split[who[near]] > split[who[other]]) & is_asked[who[other]]
+            matches.append(
+                np.stack([who[near[here]], who[other[here]], pair[near[here]].view(np.int64)])
+            )
+    distinct = np.unique(np.concatenate(matches, axis=1), axis=1)
+    pairs, count = np.unique(distinct[:2], axis=1, return_counts=True)
+    is_same = (count >= FEWEST_RARE) & (count >= MOST_ALIKE * own[pairs[0]])
+    is_copy = np.zeros(len(timelines), dtype=np.bool_)
+    is_copy[pairs[0, is_same]] = True
+    return is_copy & able, able
 
 
 def _fingerprints(timelines: Timelines, *, timed: bool) -> tuple[Hashes, Bools]:

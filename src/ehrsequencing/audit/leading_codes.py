@@ -12,6 +12,8 @@ event follows nearly all visits with the code.) So a code that everybody has at 
 is no finding.
 """
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +29,14 @@ ZONES = {"the last one": None, "in the last day": 1.0, "in the last week": 7.0}
 WAIT_DAYS = 1.0  # until a prediction time sees a visit
 FEWEST_CARRIERS = 10
 LEAST_ODDS_RATIO = 10.0
+SURE_LAST, FEWEST_HOLDERS = (
+    0.95,
+    20,
+)  # of a code's visits, the last before the event at any lead: a leak
+_CARE = re.compile(
+    r"hospice|palliat|comfort|resuscitat|\b(dnr|dni|dnar|cmo)\b|end of life|terminal care|withdraw",
+    re.IGNORECASE,
+)
 SURE_SHARE = 0.9  # of a code's visits, followed by the event within a day or a week: a leak
 NO_CHANCE = 0.01  # of each comparison
 BY_CHANCE = 0.001  # how many codes may look like this in the clearer of both comparisons although they tell nothing
@@ -53,7 +63,8 @@ class _Visits:
     token: Ints  # (P,) … and a token
 
     @classmethod
-    def of(cls, records: TaskRecords) -> "_Visits":
+    def of(cls, records: TaskRecords, families: Sequence[tuple[str, Ints]], size: int) -> "_Visits":
+        """The visits; a family of codes is a token after the `size` codes."""
         timelines, rows = records.timelines, records.rows
         owner = timelines.owner
         place = np.arange(len(owner)) - timelines.subject_offsets[owner]
@@ -72,7 +83,12 @@ class _Visits:
         has_next = (np.diff(owner) == 0) & (np.diff(end_us) <= DAY_US)
         codes, code_offsets = ragged(timelines.visit_offsets, visit)
         of_visit = np.repeat(np.arange(len(visit)), np.diff(code_offsets))
-        pairs = np.unique(np.stack([of_visit, timelines.codes[codes].astype(np.int64)]), axis=1)
+        token = timelines.codes[codes].astype(np.int64)
+        stacked = [np.stack([of_visit, token])]
+        for number, (_, members) in enumerate(families):
+            some = of_visit[np.isin(token, members)]
+            stacked.append(np.stack([some, np.full(len(some), size + number)]))
+        pairs = np.unique(np.concatenate(stacked, axis=1), axis=1)
         return cls(
             owner,
             np.log2(since + 1).astype(np.int64),
@@ -137,9 +153,13 @@ def _suspects(visits: _Visits, zone: Bools, has_event: Bools, size: int) -> tupl
 
 def event_after_code(data: AuditData) -> Finding:
     """Compare the zones before each cause with other visits and with the zones of others."""
-    visits, size = _Visits.of(data.fitted), len(data.vocabulary)
+    size = len(data.vocabulary) + len(data.families)
+    visits = _Visits.of(data.fitted, data.families, len(data.vocabulary))
     people = _people(visits, np.ones(len(visits.subject), np.bool_), size)
     leading = list[tuple[bool, float, int, str]]()  # is it sure, share, token, in words
+    several = np.bincount(visits.subject)[visits.subject] > 1
+    holders = _people(visits, several, size) >= FEWEST_HOLDERS
+    ends_records = _ends_records(visits, several, size)
     with_event = 0
     for number, cause in enumerate(data.task.causes, start=1):
         has_event = visits.cause == number
@@ -147,10 +167,17 @@ def event_after_code(data: AuditData) -> Finding:
         for where, days in ZONES.items():
             zone = visits.is_last if days is None else visits.days <= days
             high, share = _suspects(visits, zone, has_event, size)
+            sure = (
+                (share > SURE_SHARE)
+                if days is not None
+                else holders & (_last_share(visits, several, has_event, size) >= SURE_LAST)
+            )
             for token in np.flatnonzero(high).tolist():
                 words = f"{share[token]:.0%} of its visits are {where} before {cause}"
-                is_sure = days is not None and bool(share[token] > SURE_SHARE)
-                leading.append((is_sure, float(share[token]), token, words))
+                is_care = bool(ends_records[token]) or is_care_at_the_end(data, token)
+                leading.append(
+                    (bool(sure[token]) and not is_care, float(share[token]), token, words)
+                )
     tested = {"visits": len(visits.subject), "codes": int((people >= FEWEST_CARRIERS).sum())}
     if with_event < FEWEST_CARRIERS:
         return Finding("not_tested", f"no cause has {FEWEST_CARRIERS} people with it", tested)
@@ -166,8 +193,31 @@ def event_after_code(data: AuditData) -> Finding:
         tested,
         round(ranked[0][1], 2),
         SURE_SHARE,
-        tuple(gravest),
+        data.members(gravest),
     )
+
+
+def _last_share(visits: _Visits, several: Bools, has_event: Bools, size: int) -> Floats:
+    """(V,) share of each token's visits that are the last before a cause, over all who have two visits or more."""
+    chosen = several[visits.visit]
+    last = (visits.is_last & has_event)[visits.visit]
+    count = np.bincount(visits.token[chosen], minlength=size)
+    return np.bincount(visits.token[chosen & last], minlength=size) / np.maximum(count, 1)
+
+
+def _ends_records(visits: _Visits, several: Bools, size: int) -> Bools:
+    """(V,) tokens that end the record of those without an event, too: discharge, last contact."""
+    chosen = (several & (visits.cause == 0))[visits.visit]
+    count = np.bincount(visits.token[chosen], minlength=size)
+    last = np.bincount(visits.token[chosen & visits.is_last[visits.visit]], minlength=size)
+    return np.asarray((count >= FEWEST_CARRIERS) & (last > SURE_SHARE * count))
+
+
+def is_care_at_the_end(data: AuditData, token: int) -> bool:
+    """Whether a code says that care was changed because death was expected: known at the time, and no leak."""
+    size = len(data.vocabulary)
+    name = data.families[token - size][0] if token >= size else data.vocabulary.tokens[token]
+    return _CARE.search(name.replace("_", " ")) is not None
 
 
 def _people(visits: _Visits, chosen: Bools, size: int) -> Ints:

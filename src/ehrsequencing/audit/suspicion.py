@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 from scipy.special import ndtri
 
-from ehrsequencing.audit.data import FEWEST_CARRIERS, KINDS, AuditData, Check, Finding, join
+from ehrsequencing.audit.data import FAMILY, FEWEST_CARRIERS, KINDS, AuditData, Check, Finding, join
 from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints
 from ehrsequencing.core.disclosure import enough_people
 from ehrsequencing.metrics.plain import concordance
@@ -116,7 +116,8 @@ def telling_token(data: AuditData) -> Finding:
                 f"{known.shown(data, [top])}, as it is known at the first prediction time, changes the odds of "
                 f"{outcome} at least {odds[top]:.0f}-fold"
             )
-    last = np.where(known.kind == "count", known.features[1] > 0, known.features[1])
+    counts = np.isin(known.kind, ("count", FAMILY))
+    last = np.where(counts, known.features[1] > 0, known.features[1])
     for moment, features in {"first": known.features[0], "last": last}.items():
         for outcome, event in able:
             auc = np.array([_auc(one.astype(np.float64), event, ~event) for one in features.T])
@@ -134,7 +135,7 @@ def telling_token(data: AuditData) -> Finding:
                 decided = round(float(auc[top]), 2), AHEAD_AUC
             if auc[top] > best:
                 best, said = float(auc[top]), words
-    measured, named = round(best, 2), tuple(sorted(suspects))
+    measured, named = round(best, 2), data.members(suspects)
     if best > TELLING_AUC:
         return Finding(
             "leak",

@@ -36,7 +36,7 @@ from ehrsequencing.cli.options import (
     places,
     read_study,
 )
-from ehrsequencing.cli.predict import drift, explain, explore, predict
+from ehrsequencing.cli.predict import drift, explain, explore, monitor, predict
 from ehrsequencing.cli.serve import export, serve
 from ehrsequencing.cli.train import pretrain, train, update
 from ehrsequencing.core.errors import EhrseqError, refuse_idle
@@ -84,7 +84,12 @@ def demo(
     run, data = out / "run", out / "data"
     metrics = run_demo(out, subjects=subjects, seed=seed)
     finish(
-        wrote={"data": data, "run": run, "report": run / "report.html"},
+        wrote={
+            "data": data,
+            "run": run,
+            "report": run / "report.html",
+            "explorer": out / "explorer.html",
+        },
         then=["predict", run, data, "--at", "last", "--out", out / "predictions.parquet"],
         result=main_results(metrics),
     )
@@ -351,6 +356,7 @@ for function, panel, example in (
     (evaluate, MODEL, "ehrseq evaluate run --baselines fast evaluation.bootstrap=1000"),
     (drift, AFTER, "ehrseq drift run meds"),
     (predict, AFTER, "ehrseq predict run meds --at index --horizons 90d,1y --out risks.csv"),
+    (monitor, AFTER, "ehrseq monitor run meds --journal journal --out monitor.html"),
     (explain, AFTER, "ehrseq explain run meds --subject 1234 --horizon 1y --out why.csv"),
     (explore, AFTER, "ehrseq explore run meds --out explorer.html"),
     (audit, AFTER, "ehrseq audit run --subjects 200"),

@@ -10,6 +10,8 @@ from ehrsequencing.cli.options import (
     Config,
     DataFolder,
     Force,
+    JournalFolder,
+    KeyFile,
     Overrides,
     Overwrite,
     Recalibrated,
@@ -17,7 +19,7 @@ from ehrsequencing.cli.options import (
     open_run,
     read_study,
 )
-from ehrsequencing.core.errors import refuse_idle
+from ehrsequencing.core.errors import EhrseqError, refuse_idle
 from ehrsequencing.core.signals import keep_freed_memory
 
 if TYPE_CHECKING:
@@ -40,6 +42,14 @@ def predict(
             "--at", help="all, last, index (each person's newest), every-index, or a date"
         ),
     ] = "all",
+    since: Annotated[
+        str | None,
+        typer.Option(
+            "--since",
+            "--within",
+            help="Only people whose index is so recent: 14d before the data's end or the date of --at, or a date",
+        ),
+    ] = None,
     horizons: Annotated[
         str | None, typer.Option("--horizons", help="As in 90d,2y; default: the task's")
     ] = None,
@@ -67,6 +77,8 @@ def predict(
             help="No list, and exit code 4, where the people differ too much or cannot be compared",
         ),
     ] = False,
+    journal: JournalFolder = None,
+    key: KeyFile = None,
     force: Force = False,
     overwrite: Overwrite = False,
     config: Config = None,
@@ -75,14 +87,21 @@ def predict(
     from ehrsequencing.prediction.prediction_file import refuse_early
 
     study = read_study(config, overrides, "predict")
-    refuse_early(out, data, at, overwrite=overwrite)
+    refuse_early(out, data, at, since, overwrite=overwrite)
     opened = open_run(run, study, "predict", config=config)
     from ehrsequencing.core.durations import days_of
+    from ehrsequencing.prediction.journal import Journal
     from ehrsequencing.prediction.predict_outcomes import predict_outcomes
     from ehrsequencing.reporting.risk_list import write_list
 
     days = None if horizons is None else days_of(horizons.split(","), where="--horizons")
-    given: dict[str, Any] = {"at": at, "horizons_days": days, "facts": study.data, "force": force}
+    given: dict[str, Any] = {
+        "at": at,
+        "since": since,
+        "horizons_days": days,
+        "facts": study.data,
+        "force": force,
+    }
     given |= {"overwrite": overwrite, "say": remark}
     if outcome or top is not None:
         refuse_idle(
@@ -99,7 +118,9 @@ def predict(
         then = ["evaluate", run]
         finish(wrote={"predictions": out}, then=then, result={"prediction_times": count})
         return
+    refuse_idle({"--key": key}, "without --journal", where="ehrseq predict", when=journal is None)
     given |= {"limits": study.drift, "threshold": threshold, "strict": strict}
+    given["journal"] = None if journal is None else Journal(journal, key)
     with bar("predicting") as tick:
         found, unlike, wrote = write_list(
             opened, data, out, recalibrated=recalibrated, progress=tick, **given
@@ -150,6 +171,65 @@ def drift(
         then = ["check", data]
     finish(wrote={}, then=then, result=found.as_json())
     if not found.passes:
+        raise typer.Exit(REFUSED)
+
+
+def monitor(
+    run: RunFolder,
+    data: DataFolder,
+    overrides: Overrides = None,
+    journal: JournalFolder = None,
+    key: KeyFile = None,
+    by: Annotated[
+        list[str] | None,
+        typer.Option("--by", help="Also watch people with this code, or pattern; may be repeated"),
+    ] = None,
+    lag: Annotated[str, typer.Option("--lag", help="After it an event has been recorded")] = "7d",
+    out: Annotated[Path, typer.Option("--out", help="Page to write, for its owner only")] = Path(
+        "monitor.html"
+    ),
+    metrics: Annotated[
+        Path | None, typer.Option("--metrics", help="File to write in Prometheus' text format")
+    ] = None,
+    overwrite: Overwrite = False,
+    config: Config = None,
+) -> None:
+    """Say how good the journalled predictions are today, before most of their outcomes are known.
+
+    Exits with 4 where events are so many or so few that O/E lies outside .9 to 1.1, or where the feed looks broken.
+    """
+    from ehrsequencing.api.new_people import monitor as watch
+    from ehrsequencing.reporting.monitor_page import night_line
+
+    if journal is None:
+        raise EhrseqError(
+            "needs the journal", where="ehrseq monitor", fix="name its folder by --journal"
+        )
+    study = read_study(config, overrides, "monitor")
+    opened = open_run(run, study, "monitor", config=config, data=data)
+    found = watch(
+        opened,
+        data,
+        journal,
+        key=key,
+        by=by or (),
+        lag=lag,
+        out=out,
+        metrics=metrics,
+        limits=study.drift,
+        facts=study.data,
+        overwrite=overwrite,
+        progress=shown(),
+    )
+    say(found.verdict)
+    finish(
+        wrote={"page": out, "metrics": metrics},
+        then=["update", run, data, "--out", "updated"]
+        if found.action == "update"
+        else f"open {out} in a browser",
+        result=dict(night_line(found)),
+    )
+    if found.is_alarm:
         raise typer.Exit(REFUSED)
 
 

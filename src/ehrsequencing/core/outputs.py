@@ -111,6 +111,8 @@ PREDICTIONS = Kind(
     (b'"subject_id","prediction_time","cause","horizon_days","risk","kind","index_time"',),
 )
 JOURNAL = Kind("journal", "a journal of predictions")
+MONITOR = Kind("monitor", "a page of ehrseq monitor", (b"<title>Watch of ",))
+METRICS_FILE = Kind("metrics", "metrics of ehrseq monitor", (b"# ehrseq monitor",))
 LIST = Kind("list", "a summary of predictions", (b'"kind": "list"', b"<title>Predictions of "))
 EXPLORER = Kind("explorer", "an explorer", (b"ehrsequencing explorer</title>",))
 EXPLANATION = Kind(
