@@ -56,8 +56,8 @@ def test_a_built_notebook_shows_its_outputs_and_says_where_it_is_no_result(path:
     assert ("not a result" in html) == is_short
 
 
-def test_at_most_45_000_words() -> None:
-    assert sum(words(text) for text in pages().values()) <= 45_000
+def test_at_most_30_000_words() -> None:
+    assert sum(words(text) for text in pages().values()) <= 30_000
 
 
 def test_every_page_is_in_a_table_of_contents() -> None:
