@@ -91,7 +91,7 @@ def test_copies_with_shifted_dates_and_lost_visits_are_found(kind, tmp_path) -> 
 @pytest.mark.parametrize("code", ["BILLING//FINAL", "ORDER//COMFORT CARE"])
 def test_a_code_that_is_last_for_nearly_all_who_have_it_fails_unless_it_is_care_at_the_end(code, tmp_path) -> None:
     """Weeks before death, and at no other visit of anybody."""
-    rows, died, _, rng = hospital(subjects=400)
+    rows, died, _, _ = hospital(subjects=400)
     new = []
     for who, when in died.items():
         before = [row.time for row in rows if row.subject == who and row.time is not None and row.time < when]
