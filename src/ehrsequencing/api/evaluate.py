@@ -175,6 +175,7 @@ def audit(
     subjects: int = 200,
     seed: int = 0,
     shuffled_labels: bool = False,
+    allow: Mapping[str, str] | None = None,
     prepared: str | os.PathLike[str] | None = None,
     data: str | os.PathLike[str] | None = None,
     progress: bool = True,
@@ -187,6 +188,7 @@ def audit(
         subjects: How many subjects of each split to sample.
         seed: Of the sample.
         shuffled_labels: Whether to train a small model on shuffled labels, too.
+        allow: Codes that may say so much, each with the reason, which the report prints.
         prepared: The prepared set, if it has moved.
         data: The MEDS records, if they have moved.
         progress: Whether to show a bar.
@@ -214,6 +216,7 @@ def audit(
             subjects=subjects,
             seed=seed,
             shuffled_labels=shuffled_labels,
+            allow=allow,
             prepared=None if prepared is None else Path(prepared),
             data=None if data is None else Path(data),
             progress=tick,

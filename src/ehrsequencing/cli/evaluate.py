@@ -171,6 +171,10 @@ def audit(
             "--shuffled-labels", hidden=True, help="Also train a small model on shuffled labels"
         ),
     ] = False,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option("--allow", help="CODE=REASON: this code may say so much; may be repeated"),
+    ] = None,
     prepared: MovedSet = None,
     data: Annotated[
         Path | None, typer.Option("--data", help="The MEDS records, if they have moved")
@@ -193,6 +197,7 @@ def audit(
         prepared=prepared,
         data=data,
         shuffled_labels=shuffled_labels,
+        allow=dict(_allowed(one) for one in allow or ()),
         progress=shown(),
     )
     result, line = findings.attrs["audit"], findings.attrs["report"]
@@ -209,6 +214,15 @@ def audit(
     if leaks:
         warn(f"{run} leaks: {', '.join(leaks)}")
         raise typer.Exit(1)
+
+
+def _allowed(text: str) -> tuple[str, str]:
+    code, _, reason = text.rpartition("=")
+    if not code or not reason.strip():
+        raise EhrseqError(
+            "names no code with its reason", where=f"--allow {text}", fix="write CODE=REASON"
+        )
+    return code, reason.strip()
 
 
 def score(
