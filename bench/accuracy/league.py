@@ -115,6 +115,7 @@ def write_answers(
         horizons_days=days.tolist(),
         start_days=task.blanking,
         banded=False,
+        now_us=0,
     ) as file:
         for split in ("tuning", "held_out"):
             asked = rows[split]

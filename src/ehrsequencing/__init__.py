@@ -40,6 +40,7 @@ _PUBLIC = {
     "import_omop": "ehrsequencing.api.records",
     "import_synthea": "ehrsequencing.api.records",
     "load": "ehrsequencing.api.run",
+    "monitor": "ehrsequencing.api.new_people",
     "pool_sites": "ehrsequencing.api.compare",
     "prepare": "ehrsequencing.api.data",
     "pretrain": "ehrsequencing.api.training",
@@ -81,6 +82,7 @@ __all__ = [
     "import_synthea",
     "load",
     "metrics",
+    "monitor",
     "nn",
     "pool_sites",
     "prepare",
@@ -106,7 +108,7 @@ if TYPE_CHECKING:
     from ehrsequencing.api.estimator import EHRSurvival as EHRSurvival
     from ehrsequencing.api.evaluate import audit as audit, evaluate as evaluate, score as score
     from ehrsequencing.api.flat_table import from_table as from_table
-    from ehrsequencing.api.new_people import drift as drift, update as update
+    from ehrsequencing.api.new_people import drift as drift, monitor as monitor, update as update
     from ehrsequencing.api.predictions import aalen_johansen as aalen_johansen, export as export
     from ehrsequencing.api.records import (
         check as check,

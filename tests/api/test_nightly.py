@@ -78,7 +78,9 @@ def test_two_commands_make_the_list_of_the_newest_discharge_of_each_person(place
     listed = pd.read_csv(place / "risks.csv", parse_dates=["prediction_time", "index_time"])
     assert list(listed.columns[4:9]) == ["risk", "kind", "index_time", "days_since_index", "start_days"]
     assert set(listed.kind) == {"index"}
-    assert (listed.days_since_index == 0).all()
+    end = stays(150, seed=1)[["when", "died"]].stack().max()
+    since = (end - listed.index_time) / pd.Timedelta(days=1)
+    np.testing.assert_allclose(listed.days_since_index, since, atol=1e-3)
     newest = stays(150, seed=1).groupby("id").when.max()
     of_person = listed.groupby("subject_id").prediction_time.agg(["min", "max", "nunique"])
     assert (of_person["nunique"] == 1).all()
@@ -86,9 +88,19 @@ def test_two_commands_make_the_list_of_the_newest_discharge_of_each_person(place
     assert gap[gap >= pd.Timedelta("2s")].to_dict() == {}
     summary = json.loads((place / "risks.json").read_text())
     assert summary["prediction_times"] == {"index": len(of_person)}
-    highest = listed[listed.horizon_days == 365.25].nlargest(10, "risk")
-    assert [one["subject_id"] for one in summary["highest"]] == highest.subject_id.tolist()
-    above = int((listed[listed.horizon_days == 365.25].risk >= np.float32(summary["threshold"])).sum())
+    main = listed[listed.horizon_days == 365.25]
+    is_open = (end - main.prediction_time) / pd.Timedelta(days=1) < 365.25
+    for name, some in (("highest", main[is_open]), ("highest_over", main[~is_open])):
+        assert [one["subject_id"] for one in summary[name]] == some.nlargest(10, "risk").subject_id.tolist()
+    assert summary["over"] == (~is_open).sum() > 0
+    ago = ((end - main.prediction_time) / pd.Timedelta(days=1)).median()
+    assert summary["median_days_ago"] == pytest.approx(ago, rel=0.1)
+    first = summary["highest"][0]
+    ward = stays(150, seed=1).set_index("id").loc[first["subject_id"]].sort_values("when").ward.iloc[-1]
+    assert first["moment"] == f"{first['prediction_time'][:16].replace('T', ' ')} DISCHARGE//{ward}"
+    page = (place / "risks.html").read_text()
+    assert page.index("The highest risks") < page.index("Their 1y are over") < page.index("Asked: ")
+    above = int((main[is_open].risk >= np.float32(summary["threshold"])).sum())
     assert summary["above"] == {"prediction_times": above, "people": above}
     assert {*summary["made_by"]} == {"run", "fingerprint", "data", "version"}
     for name in ("risks.html", "risks.json"):
@@ -122,11 +134,26 @@ def test_every_way_to_ask_tells_its_kind_and_its_index(place: Path, tmp_path: Pa
         assert ehrseq("predict", place / "run", data, "--at", at, "--out", out).exit_code == 0
         table = pq.read_table(out).select([*columns, "prediction_time"]).to_pandas()
         assert set(table.kind) <= kinds
-        days = (table.prediction_time - table.index_time) / pd.Timedelta(days=1)
-        np.testing.assert_allclose(table.days_since_index, days, atol=1e-6)
-        assert (days >= 0).all()
+        now = pd.Timestamp(at) if kinds == {"date"} else stays(400, seed=0)[["when", "died"]].stack().max()
+        np.testing.assert_allclose(table.days_since_index, (now - table.index_time) / pd.Timedelta(days=1), atol=1e-3)
+        assert (table.prediction_time >= table.index_time).all()
         if at == "every-index":
             assert table.drop_duplicates().subject_id.duplicated().any()
+
+
+@pytest.mark.parametrize(("at", "since"), [("index", "200d"), ("last", "2023-03-01"), ("2022-06-01", "90d")])
+def test_since_keeps_the_people_whose_newest_index_is_recent(at: str, since: str, place: Path, tmp_path: Path) -> None:
+    out, words = tmp_path / "r.parquet", ("predict", place / "run", place / "past", "--at", at)
+    assert ehrseq(*words, "--out", tmp_path / "all.parquet").exit_code == 0
+    assert ehrseq(*words, "--since", since, "--out", out).exit_code == 0
+    every, some = (pd.read_parquet(path) for path in (tmp_path / "all.parquet", out))
+    end = pd.Timestamp(at) if at[0] == "2" else stays(400, seed=0)[["when", "died"]].stack().max()
+    first = pd.Timestamp(since) if "-" in since else end - pd.Timedelta(since)
+    assert 0 < len(some) < len(every)
+    pd.testing.assert_frame_equal(every[every.index_time >= first].reset_index(drop=True), some)
+    frame = eh.load(place / "run").predict(place / "past", at=at, since=since, progress=False)
+    assert frame.subject_id.tolist() == some.subject_id.drop_duplicates().tolist()
+    assert "--since" in refused(*words, "--since", "soon", "--out", tmp_path / "new.parquet")
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.2])
@@ -134,7 +161,9 @@ def test_people_above_a_threshold_are_counted(threshold: float, place: Path, tmp
     out = tmp_path / "r.parquet"
     assert ehrseq("predict", place / "run", place / "past", "--out", out, "--threshold", threshold).exit_code == 0
     table = pq.read_table(out).to_pandas()
-    above = table[(table.horizon_days == 365.25) & (table.risk >= threshold)]
+    end = stays(400, seed=0)[["when", "died"]].stack().max()
+    is_open = (end - table.prediction_time) / pd.Timedelta(days=1) < 365.25
+    above = table[(table.horizon_days == 365.25) & (table.risk >= threshold) & is_open]
     found = json.loads((tmp_path / "r.json").read_text())
     assert found["above"] == {"prediction_times": len(above), "people": above.subject_id.nunique()}
     assert found["threshold_from"] == "--threshold"

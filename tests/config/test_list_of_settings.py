@@ -7,15 +7,16 @@ SETTINGS = {
     "data": "extracted",
     "data.dialect": "subject_id time code numeric_value birth death time_zone",
     "visits": "by window gap column ignore dates",
-    "values": "mode bins carry",
+    "values": "mode bins missing units carry",
     "vocabulary": "min_subjects rollup",
     "splits": "by train tuning seed from_date column held_out_sites",
-    "task": "name outcome title competing horizons main landmarks blanking same_day recurrent",
+    "task": "name outcome title competing horizons main landmarks blanking same_day recurrent episodes",
     "task.index": "code which after first_visit age date file cohort_id",
     "task.censoring": "code start date age dataset_end",
     "task.eligibility": "history min_age max_age",
     "task.eligibility.must_have": "code within count",
     "task.eligibility.must_not_have": "code within count",
+    "task.deaths": "undated doubtful",
     "task.outcomes": "codes min_subjects",
     "model": (
         "size architecture dim heads layers dropout code_dropout history_dropout visit_encoder visit_mlp "

@@ -18,6 +18,8 @@ from ehrsequencing.evaluation.oracle import (
     Truth,
     beside_the_truth,
     bin_hazards,
+    excess,
+    excess_rows,
     foresight,
     oracle_warnings,
     other_settings,
@@ -28,7 +30,7 @@ from ehrsequencing.metrics.hazards import hazards_through
 from ehrsequencing.records.hazards import event_bin, exposure, horizon_nll
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.records.timelines import TaskRecords
+from ehrsequencing.records.timelines import TaskRecords, TaskRows
 from ehrsequencing.reporting.terminal import _oracle_lines
 from ehrsequencing.simulate import SimulationConfig, simulate
 from helpers.training import NetworkTrainer as Trainer
@@ -100,6 +102,37 @@ def test_a_look_ahead_is_a_leak_beside_a_rough_truth_too(worlds: Worlds, futures
         "The model beats the true hazards by more than three standard errors: it is leaking."
     ]
     assert any(line.startswith("LEAK: ") for line in _oracle_lines(found))
+
+
+def test_excess_is_what_a_wrong_hazard_costs_on_average() -> None:
+    """One cause and two bins by hand: the mean NLL of the model less that of the truth."""
+    edges, true, model = np.array([0.0, 1.0, 2.0]), np.array([[[0.5, 2.0]]]), np.array([[[1.0, 1.5]]])
+    truth = Truth(edges, true, {})
+
+    def rows(duration: np.ndarray, cause: int) -> TaskRows:
+        n = len(duration)
+        told = {"cause": np.full(n, cause), "is_query": np.ones(n, dtype=bool)}
+        return one_row_each(n, duration_days=duration, **told)
+
+    def nll(hazards: np.ndarray, of: TaskRows) -> np.ndarray:
+        return Truth(edges, np.repeat(hazards, len(of), 0), {}).nll(of)
+
+    # by quadrature over when the event comes, if nobody leaves: Σ density · (NLL of the model − NLL of the truth)
+    at = (np.arange(20_000) + 0.5) / 1000  # days, up to 20
+    hazard = np.where(at <= 1, 0.5, 2.0)
+    density = hazard * np.exp(-np.cumsum(hazard) / 1000) / 1000
+    many = rows(at, 1)
+    costs = excess(np.repeat(model, len(at), 0), Truth(edges, np.repeat(true, len(at), 0), {}), many).sum(axis=1)
+    assert float(density @ costs) == pytest.approx(float(density @ (nll(model, many) - nll(true, many))), rel=2e-3)
+    assert not excess(true, truth, rows(np.array([1.5]), 1)).any()
+    first = 1.0 * (1.0 - 0.5 - 0.5 * np.log(2.0))
+    second = 0.5 * (1.5 - 2.0 - 2.0 * np.log(0.75))  # half of the second bin was lived
+    one = rows(np.array([1.5]), 0)
+    np.testing.assert_allclose(excess(model, truth, one), [[first, second]])
+    table = excess_rows(excess(model, truth, one), truth, one)
+    assert [row["kind"] for row in table] == ["query"] * 3  # in whole, and bin by bin
+    assert table[0]["value"] == pytest.approx(first + second)
+    assert sum(row["value"] for row in table[1:]) == pytest.approx(first + second)
 
 
 @pytest.mark.slow

@@ -197,7 +197,7 @@ def test_a_code_that_is_a_formula_is_quoted_in_csv_and_read_back(tmp_path: Path)
     ones = np.zeros(3, dtype=np.int64)
     for suffix in (".csv", ".parquet"):
         file = tmp_path / f"p{suffix}"
-        with prediction_file(file, causes=names, horizons_days=[1.0], start_days=0.0, banded=False) as writer:
+        with prediction_file(file, causes=names, horizons_days=[1.0], start_days=0.0, banded=False, now_us=0) as writer:
             writer.write_rows([ones, ones], np.arange(3), 0 * ones, ones.astype(np.float32))
         assert read_predictions(file).causes == names
     assert [line.split(",")[2] for line in (tmp_path / "p.csv").read_text().splitlines()[1:]] == [

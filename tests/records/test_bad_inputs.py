@@ -24,7 +24,7 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json, write_json
 from ehrsequencing.core.outputs import MANIFEST, write_manifest
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.records.prepare import ShardWork
+from ehrsequencing.records.shards import ShardWork
 from helpers.bad_inputs import (
     CANARIES,
     FIRST_ID,

@@ -12,11 +12,12 @@ from ehrsequencing.evaluation.comparison import Comparison, draw_subjects
 from ehrsequencing.evaluation.context import QUESTIONS, read_tripod
 from ehrsequencing.evaluation.curves import incidence_rows, risk_groups
 from ehrsequencing.metrics.censoring import aalen_johansen
+from ehrsequencing.predictors.fit import MarginalIncidence
 from ehrsequencing.reporting import figures
 from ehrsequencing.reporting.report import ANSWER, count_texts, render
-from ehrsequencing.reporting.scores import Scores, cause_verdict, caveats
+from ehrsequencing.reporting.scores import COHORT, Scores, cause_verdict, caveats
 from ehrsequencing.results.redaction import redact
-from helpers.metrics_json import ORACLE, WIDE, complete, example
+from helpers.metrics_json import ORACLE, WIDE, YEAR, complete, example
 from helpers.report_page import Page, svgs
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -300,3 +301,24 @@ def test_a_wrong_file_of_answers_is_refused(text: str, tmp_path: Path) -> None:
     path.write_text(text, encoding="utf-8")
     with pytest.raises(EhrseqError, match=r"tripod\.yaml"):
         read_tripod(path)
+
+
+def test_a_simulation_says_how_near_to_the_truth_ours_and_the_strongest_rival_come() -> None:
+    m = example(oracle={**ORACLE, "name": "true hazards"})
+    ours, rival, cohort = m["models"][0], "boosted visits", COHORT
+    m["models"] = [ours, rival, cohort, "true hazards"]
+    m["strongest"], place = rival, {"landmark_days": 0.0, "cause": "death", "horizon_days": None}
+    m["main"] = {"landmark_days": 0.0, "horizon_days": YEAR}
+    row = {"low": None, "high": None, "reason": None, "subjects": 90, "events": 40}
+    of = dict(zip(m["models"], ((1.2, 0.80), (1.3, 0.78), (1.6, 0.5), (1.1, 0.81)), strict=True))
+    m["metrics"] = [{**row, **place, "model": name, "metric": "nll", "value": nll} for name, (nll, _) in of.items()] + [
+        {**row, **place, "horizon_days": YEAR, "model": name, "metric": "c", "value": c} for name, (_, c) in of.items()
+    ]
+    assert Scores(m).reached() == (
+        "Of the gain in likelihood from the cohort’s own incidence to the true hazards of the simulation, this model "
+        "reaches 80% and boosted visits 60%. C is 0.80 and 0.78; that of the true risks is 0.81."
+    )
+    assert MarginalIncidence.name == COHORT
+    m["metrics"] = m["metrics"][1:]
+    assert Scores(m).reached() is None  # nothing to say without each of the numbers
+    assert Scores(example()).reached() is None

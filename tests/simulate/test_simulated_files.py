@@ -1,6 +1,7 @@
 """The simulated files: valid MEDS, a function of the seed alone, with stays."""
 
 import json
+import re
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,27 @@ def test_same_seed_same_bytes_and_another_seed_others(data: Path, tmp_path: Path
     simulate(tmp_path / "other", subjects=600, seed=4, config=QUICK)
     shard = Path("data/train/0.parquet")
     assert (data / shard).read_bytes() != (tmp_path / "other" / shard).read_bytes()
+
+
+def test_words_change_the_names_of_codes_and_nothing_else(data: Path, tmp_path: Path) -> None:
+    simulate(tmp_path / "words", subjects=600, seed=3, config=QUICK.model_copy(update={"words": True}))
+    for name in ("truth.parquet", "truth_hazards.parquet", "truth_mechanisms.parquet", "task.yaml"):
+        assert (tmp_path / "words" / name).read_bytes() == (data / name).read_bytes(), name
+    codes = pq.read_table(tmp_path / "words" / "metadata" / "codes.parquet").to_pydict()
+    before = {}
+    for word, text in zip(codes["code"], codes["description"], strict=True):
+        was = re.search(r"\((\w+//\w+)\)$", text)
+        before[word] = was.group(1) if was else word
+    assert before["LAB//Creatinine"] == "LAB//MARKER"
+    assert len(set(before.values())) == len(before)
+    found, plain = rows_by_subject(tmp_path / "words"), rows_by_subject(data)
+
+    def key(row: Row) -> tuple[str, ...]:
+        return tuple(map(str, row))
+
+    for subject, rows in found.items():
+        again = [(time, before[code], value) for time, code, value in rows]
+        assert sorted(again, key=key) == sorted(plain[subject], key=key)
 
 
 def test_a_subject_depends_neither_on_the_number_of_others_nor_on_the_shards(

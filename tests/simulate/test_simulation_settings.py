@@ -14,7 +14,7 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.simulate import SimulationConfig, simulate
 from helpers.simulate import brute_prediction_times
 
-KNOBS = SimulationConfig.model_fields
+KNOBS = {name: field for name, field in SimulationConfig.model_fields.items() if field.annotation is not bool}
 NEVER_ZERO = {
     "follow_up_min_years",
     "follow_up_max_years",

@@ -442,9 +442,13 @@ def test_a_blend_is_the_default_where_one_is_possible(
 ) -> None:
     told: list[str] = []
 
+    def said(text: str) -> None:
+        if "query" not in text:
+            told.append(text)
+
     def made(*settings: str, init: Pretrained | None = None) -> Plan:
         study = load_study(None, [*TINY, "training.blend=null", *settings])
-        return Plan.of(prepared, "simulated", study, init=init, say=told.append)
+        return Plan.of(prepared, "simulated", study, init=init, say=said)
 
     assert made().settings.blend is True
     assert made("training.blend=false").settings.blend is False

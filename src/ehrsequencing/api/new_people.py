@@ -1,15 +1,20 @@
 """A run and other people in Python: `drift`, how they differ from the training people, and `update` for them."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ehrsequencing.api.data import data_config, meds_folder, task_of
 from ehrsequencing.api.progress import bar, stages
-from ehrsequencing.config import DataConfig, DriftConfig
+from ehrsequencing.config import DataConfig, DriftConfig, validated
+from ehrsequencing.core.durations import day_of
+from ehrsequencing.core.outputs import METRICS_FILE, MONITOR, output_file, refuse_existing
+from ehrsequencing.evaluation.monitor import Watch, monitor as watch
 from ehrsequencing.prediction.drift import Drift, compare_data
+from ehrsequencing.prediction.journal import Journal
 from ehrsequencing.prediction.run import Run, opened
+from ehrsequencing.reporting.monitor_page import prometheus, render_monitor
 
 if TYPE_CHECKING:
     from ehrsequencing.api.run import TrainedRun
@@ -19,7 +24,7 @@ def drift(
     run: str | os.PathLike[str] | Run,
     data: Any,
     *,
-    limits: DriftConfig | None = None,
+    limits: Mapping[str, Any] | DriftConfig | None = None,
     facts: Mapping[str, Any] | DataConfig | None = None,
     progress: bool = True,
 ) -> Drift:
@@ -28,7 +33,7 @@ def drift(
     Args:
         run: A run, or its folder.
         data: A folder of MEDS data, or a frame of MEDS rows.
-        limits: Beyond which a difference is an alarm.
+        limits: Beyond which a difference is an alarm, as in `{"people": 0.3}`.
         facts: What the data's own files do not tell, as in `{"extracted": "2026-03-01"}`.
         progress: Whether to show a bar.
 
@@ -47,7 +52,70 @@ def drift(
     """
     known = opened(run)
     with meds_folder(data) as folder, bar("reading the records", show=progress) as tick:
-        return compare_data(known, folder, data_config(facts), limits, tick)
+        settled = limits if isinstance(limits, DriftConfig | None) else dict(limits)
+        if isinstance(settled, dict):
+            settled = validated(DriftConfig, settled, where="drift, limits")
+        return compare_data(known, folder, data_config(facts), settled, tick)
+
+
+def monitor(
+    run: str | os.PathLike[str] | Run,
+    data: Any,
+    journal: str | os.PathLike[str],
+    *,
+    key: str | os.PathLike[str] | None = None,
+    by: Sequence[str] = (),
+    lag: str | float = "7d",
+    out: str | os.PathLike[str] | None = None,
+    metrics: str | os.PathLike[str] | None = None,
+    limits: DriftConfig | None = None,
+    facts: Mapping[str, Any] | DataConfig | None = None,
+    overwrite: bool = False,
+    progress: bool = True,
+) -> Watch:
+    """Say how good the predictions of a journal are today, before most of their outcomes are known.
+
+    Args:
+        run: The run that made them, or its folder.
+        data: The newest records of the same people: a folder of MEDS data, or a frame of MEDS rows.
+        journal: The folder that `ehrseq predict --journal` keeps.
+        key: Its key; default: the folder's name with `.key`, beside it.
+        by: Codes or patterns: people who have one by their first night are watched as a group too.
+        lag: After it an event has been recorded: a day is counted then, and stays as it is.
+        out: A page, for its owner only; default: none.
+        metrics: A file in Prometheus' text format; default: none.
+        limits: Of drift.
+        facts: What the data's own files do not tell, as in `{"extracted": "2026-03-01"}`.
+        overwrite: Whether an earlier page and metrics there are replaced.
+        progress: Whether to show a bar.
+
+    Returns:
+        `verdict` is one line, `is_alarm` says whether somebody must look, and `action` what to do.
+
+    Raises:
+        EhrseqError: Journal, key, run and data do not belong together, or the journal is empty.
+    """
+    known = opened(run)
+    pages = {Path(path): kind for path, kind in ((out, MONITOR), (metrics, METRICS_FILE)) if path}
+    for path, kind in pages.items():
+        refuse_existing(path, kind, overwrite=overwrite)
+    with meds_folder(data) as folder, bar("reading the records", show=progress) as tick:
+        found = watch(
+            known,
+            folder,
+            Journal(Path(journal), None if key is None else Path(key)),
+            by=by,
+            lag_days=day_of(lag, where="lag"),
+            facts=data_config(facts),
+            limits=limits,
+            progress=tick,
+        )
+    texts = {MONITOR: render_monitor(found), METRICS_FILE: prometheus(found)}
+    for path, kind in pages.items():
+        is_page = kind is MONITOR
+        with output_file(path, kind, overwrite=overwrite, owner_only=is_page) as temporary:
+            temporary.write_text(texts[kind], encoding="utf-8")
+    return found
 
 
 def update(
@@ -61,7 +129,7 @@ def update(
 ) -> "TrainedRun":
     """Update a run for the people of another hospital: nothing, the level, or level and slope.
 
-    A closed test chooses for each cause (`predictors/update.py`), at the landmarks. The level needs 10 people with the
+    A closed test chooses for each cause (`predictors/update.py`), at the landmarks. The level needs 11 people with the
     event, the slope 50; estimates are shrunk. The weights of a network and of a blend stay.
 
     Args:
@@ -77,7 +145,7 @@ def update(
         people that the update had not seen, or cross-fitted below 300 people. What is written is fitted on all.
 
     Raises:
-        EhrseqError: Fewer than 10 people have the event of interest, or run, task or data cannot be used.
+        EhrseqError: Fewer than 11 people have the event of interest, or run, task or data cannot be used.
 
     Example:
         >>> import ehrsequencing as eh

@@ -91,7 +91,9 @@ def predictions(
         for number, name in enumerate(names):
             for end, values in given.items():
                 columns[name + end] = pa.array(values[:, number].astype(np.float64))
-        columns |= columns_of_moment(risks.kind, risks.index_us, risks.prediction_us)
+        columns |= columns_of_moment(
+            risks.kind, risks.index_us, risks.prediction_us, records.now_us(at)
+        )
         parts.append(pa.table(columns))
     return pa.concat_tables(parts)
 

@@ -65,6 +65,7 @@ class TrainedRun(Hinted, Answering, Run):
         data: Any,
         *,
         at: str = "last",
+        since: str | None = None,
         horizons: Sequence[str | float] | str | None = None,
         recalibrated: bool = False,
         force: bool = False,
@@ -76,6 +77,7 @@ class TrainedRun(Hinted, Answering, Run):
         Args:
             data: A folder of MEDS data, or a frame of MEDS rows; seen in training or not.
             at: As of `ehrseq predict --at`: `last`, `all`, `index`, `every-index`, or a date ("as of that day").
+            since: Only people whose index is so recent: `14d` before the data's end or the date of `at`, or a date.
             horizons: As in `["90d", "1y"]`, or numbers of days; default: the task's.
             recalibrated: Whether to use what `ehrseq evaluate --recalibrate` fitted.
             force: Whether to answer even if hardly any code of the data is known to the run.
@@ -97,7 +99,7 @@ class TrainedRun(Hinted, Answering, Run):
             >>> len(risk), bool((risk["hf_1y"] >= risk["hf_90d"]).all())
             (400, True)
         """
-        moment = Moment(str(at))  # a wrong one is refused before the model is loaded
+        moment = Moment(str(at), since)  # a wrong one is refused before the model is loaded
         predictor = RiskPredictor(
             self, None if horizons is None else days_of(horizons), recalibrated=recalibrated
         )

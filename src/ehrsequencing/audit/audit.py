@@ -15,7 +15,6 @@ from ehrsequencing.audit import (
     leading_codes,
     levels,
     predictions,
-    shuffled,
     suspicion,
 )
 from ehrsequencing.audit.data import AuditData, Check, Finding
@@ -45,7 +44,6 @@ def audit(
     split: str = "held_out",
     subjects: int = 200,
     seed: int = 0,
-    shuffled_labels: bool = False,
     allow: Mapping[str, str] | None = None,
     prepared: Path | None = None,
     data: Path | None = None,
@@ -58,7 +56,6 @@ def audit(
         split: Whose subjects the model predicts for; labels and fits are checked in all splits.
         subjects: How many subjects of each split to draw.
         seed: Of the draw, and of all noise.
-        shuffled_labels: Whether to train a small model on shuffled labels, too.
         allow: Codes that may say so much, and why: what is suspected of them alone passes, with the reason.
         prepared: The prepared set, where it is no longer where training found it.
         data: The MEDS records, where they are no longer where `prepare` found them.
@@ -79,8 +76,6 @@ def audit(
     checks = list(CHECKS)
     if "init" in run.manifest:  # it started from another model
         checks.append(fitted.CHECK)
-    if shuffled_labels:
-        checks.append(shuffled.CHECK)
     total = len(checks) + 1
     progress(0, total, "reading the records")
     facts = AuditData(run, store, split=split, subjects=subjects, seed=seed)
@@ -98,7 +93,6 @@ def audit(
                     run=run.fingerprint,
                     split=split,
                     drawn=[subjects, seed],
-                    shuffled=shuffled_labels,
                     allowed=sorted((allow or {}).items()),
                 )
             ),

@@ -36,7 +36,7 @@ from ehrsequencing.cli.options import (
     places,
     read_study,
 )
-from ehrsequencing.cli.predict import drift, explain, explore, predict
+from ehrsequencing.cli.predict import drift, explain, explore, monitor, predict
 from ehrsequencing.cli.serve import export, serve
 from ehrsequencing.cli.train import pretrain, train, update
 from ehrsequencing.core.errors import EhrseqError, refuse_idle
@@ -84,7 +84,12 @@ def demo(
     run, data = out / "run", out / "data"
     metrics = run_demo(out, subjects=subjects, seed=seed)
     finish(
-        wrote={"data": data, "run": run, "report": run / "report.html"},
+        wrote={
+            "data": data,
+            "run": run,
+            "report": run / "report.html",
+            "explorer": out / "explorer.html",
+        },
         then=["predict", run, data, "--at", "last", "--out", out / "predictions.parquet"],
         result=main_results(metrics),
     )
@@ -274,23 +279,19 @@ def _suggest(data: Path, study: "StudyConfig", out: Path | None) -> None:
     with bar("looking at the codes") as tick:
         templates = fitting(data, settings=study.data, progress=tick)
     for one in templates:
-        none = f" (no code of {' or of '.join(one.missing)} was found)" if one.missing else ""
-        say(f"{'no  ' if none else 'fits'}  {one.name:<21}  {one.title}{none}")
+        none = f" (fill in the code of {' and of '.join(one.missing)})" if one.missing else ""
+        say(f"{'blank' if none else 'fits '}  {one.name:<21}  {one.title}{none}")
         if one.covers:
             say(f"      {one.covers}")
-    fits = [one for one in templates if one.text]
+    fits = [one for one in templates if not one.missing] or templates
     result = {
         "templates": [
             {"name": one.name, "missing": one.missing, "covers": one.covers} for one in templates
         ]
     }
-    if not fits:
-        say("No template fits. Look for codes of your question, and write a task file with them.")
-        finish(wrote={}, then=["codes", data, "TEXT"], result=result)
-        return
     then: list[object] = ["check", data, "--suggest", "--out", "tasks"]
     if out is not None:
-        for one in fits:
+        for one in templates:
             write_bytes(out / f"{one.name}.yaml", one.text.encode())
         then = ["check", data, "--task", out / f"{fits[0].name}.yaml"]
     finish(wrote={"tasks": out}, then=then, result=result)
@@ -355,6 +356,7 @@ for function, panel, example in (
     (evaluate, MODEL, "ehrseq evaluate run --baselines fast evaluation.bootstrap=1000"),
     (drift, AFTER, "ehrseq drift run meds"),
     (predict, AFTER, "ehrseq predict run meds --at index --horizons 90d,1y --out risks.csv"),
+    (monitor, AFTER, "ehrseq monitor run meds --journal journal --out monitor.html"),
     (explain, AFTER, "ehrseq explain run meds --subject 1234 --horizon 1y --out why.csv"),
     (explore, AFTER, "ehrseq explore run meds --out explorer.html"),
     (audit, AFTER, "ehrseq audit run --subjects 200"),

@@ -4,8 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ehrsequencing.api.records import simulate
 from ehrsequencing.api.study import run
 from ehrsequencing.cli.console import say as print_line, shown
@@ -18,9 +16,7 @@ from ehrsequencing.results.result_types import Shared
 from ehrsequencing.simulate import SimulationConfig
 from ehrsequencing.simulate.dataset import simulation_facts
 
-LEFT_OUT = (
-    "The demo trains one small network; the defaults blend it with boosted visits and landmark Cox."
-)
+EXPLORED = 300  # patients in the explorer
 FEWEST = 1000  # subjects, below which chance decides how the models compare
 # A simple simulation for a small cohort: the default 24 pairs and 200 background codes need over 10,000 subjects.
 WORLD = SimulationConfig(
@@ -33,17 +29,9 @@ WORLD = SimulationConfig(
     drop_out_effect=0,
     truth_futures=64,
     last_horizon_years=2,  # by then most events have happened: it is the main horizon
+    words=True,
 )
-SETTINGS = (  # a small model with dropout
-    "model.size=small",
-    "model.dropout=0.2",
-    "model.history_dropout=0",
-    "training.learning_rate=1e-3",
-    "training.subjects_per_step=24",
-    "training.epochs=30",
-    "training.blend=false",  # the trees of its folds would take a minute
-    "evaluation.bootstrap=200",
-)
+SETTINGS = ("evaluation.bootstrap=200",)
 
 
 def run_demo(
@@ -65,6 +53,8 @@ def run_demo(
         The metrics.
     """
     require_name(out)
+    import torch
+
     # a model this small gains little from a second thread, and loses much on a busy machine
     torch.set_num_threads(1)
     refuse_another_demo(out, subjects=subjects, seed=seed)
@@ -75,8 +65,9 @@ def run_demo(
         simulate(data, subjects=subjects, seed=seed, progress=shown(), **world)
     study = load_study(None, [*SETTINGS, f"training.seed={seed}"])
     task = load_task(data / "task.yaml")
-    say(LEFT_OUT)
     made = run(data, task, out=out, study=study, progress=shown(), say=say)
+    if not (out / "explorer.html").is_file():
+        made.explore(data, out / "explorer.html", subjects=EXPLORED, progress=shown())
     metrics: Shared = read_json(made.folder / "metrics.json")
     for line in summary(metrics, subjects=subjects):
         say(line)

@@ -60,6 +60,12 @@ def _command(reader: "Reader") -> Any:
         map: Annotated[
             Path | None, typer.Option(help="YAML file that says what the columns mean")
         ] = None,
+        draft: Annotated[
+            bool,
+            typer.Option(
+                "--draft", help="Write a map to edit for these files (SOURCE and all that follow)"
+            ),
+        ] = False,
         show_sql: Annotated[
             bool,
             typer.Option(
@@ -74,6 +80,11 @@ def _command(reader: "Reader") -> Any:
         from ehrsequencing.api.records import import_source
         from ehrsequencing.config import load_import
 
+        if draft:
+            _write_draft(
+                [Path(source), *filter(None, [out]), *(Path(one) for one in overrides or ())], map
+            )
+            return
         if named is not None and out is not None:
             out, overrides = None, [str(out), *(overrides or ())]
         out = named or out
@@ -103,13 +114,31 @@ def _command(reader: "Reader") -> Any:
 
     # the signature keeps the options that this format has
     signature = inspect.signature(import_records)
-    missing = {"map": not reader.needs_map, "show_sql": reader.sql is None}
+    missing = {
+        "map": not reader.needs_map,
+        "draft": not reader.needs_map,
+        "show_sql": reader.sql is None,
+    }
     parameters = [p for name, p in signature.parameters.items() if not missing.get(name)]
     import_records.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     files = "visits.csv --map map.yaml meds" if reader.needs_map else "export meds"
     example = f"ehrseq import {reader.name} {files}"
     app.command(reader.name, help=reader.help, example=example)(import_records)
     return typer.main.get_command(app)
+
+
+def _write_draft(files: list[Path], out: Path | None) -> None:
+    """Write a map to edit."""
+    from ehrsequencing.core.files import write_bytes
+    from ehrsequencing.readers.draft import draft_map
+
+    path = out or Path("map.yaml")
+    if path.exists():
+        raise EhrseqError("exists", where=str(path), fix="name another file with --map")
+    text = draft_map(files, str(path))
+    write_bytes(path, text.encode())
+    say(text)
+    finish(wrote={"map": path}, then=["import", "csv", files[0].parent, "--map", path, "meds"])
 
 
 def _refuse_database(out: Path) -> None:

@@ -44,6 +44,13 @@ Overwrite = Annotated[
         help="Replace an earlier output of this command (a folder: if nobody has changed it)",
     ),
 ]
+JournalFolder = Annotated[
+    Path | None,
+    typer.Option("--journal", help="Folder in which each night's predictions are kept for monitor"),
+]
+KeyFile = Annotated[
+    Path | None, typer.Option("--key", help="Key of the journal; default: JOURNAL.key beside it")
+]
 MovedSet = Annotated[
     Path | None, typer.Option("--prepared", help="The prepared set, if it has moved")
 ]

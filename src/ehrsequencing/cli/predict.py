@@ -10,6 +10,8 @@ from ehrsequencing.cli.options import (
     Config,
     DataFolder,
     Force,
+    JournalFolder,
+    KeyFile,
     Overrides,
     Overwrite,
     Recalibrated,
@@ -17,7 +19,7 @@ from ehrsequencing.cli.options import (
     open_run,
     read_study,
 )
-from ehrsequencing.core.errors import refuse_idle
+from ehrsequencing.core.errors import EhrseqError, refuse_idle
 from ehrsequencing.core.signals import keep_freed_memory
 
 if TYPE_CHECKING:
@@ -27,46 +29,65 @@ SHOWN = 5  # rows of each table in the terminal
 CODE = 34  # columns of a code in the terminal
 
 
+# options of the command
+_PredictOut = Annotated[
+    Path, typer.Option("--out", help="File to write: .parquet, .csv or .csv.gz")
+]
+_PredictAt = Annotated[
+    str,
+    typer.Option("--at", help="all, last, index (each person's newest), every-index, or a date"),
+]
+_PredictSince = Annotated[
+    str | None,
+    typer.Option(
+        "--since",
+        "--within",
+        help="Only people whose index is so recent: 14d before the data's end or the date of --at, or a date",
+    ),
+]
+_PredictHorizons = Annotated[
+    str | None, typer.Option("--horizons", help="As in 90d,2y; default: the task's")
+]
+_PredictOutcome = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--outcome",
+        help="A code or pattern of the run's outcomes (docs/outcomes.md); may be repeated",
+    ),
+]
+_PredictTop = Annotated[
+    int | None, typer.Option("--top", help="So many most likely outcomes of each moment")
+]
+_PredictThreshold = Annotated[
+    float | None,
+    typer.Option(
+        "--threshold", help="Count who lies above this risk; default: the run's 90th percentile"
+    ),
+]
+_PredictStrict = Annotated[
+    bool,
+    typer.Option(
+        "--strict",
+        help="No list, and exit code 4, where the people differ too much or cannot be compared",
+    ),
+]
+
+
 def predict(
     run: RunFolder,
     data: DataFolder,
     overrides: Overrides = None,
-    out: Annotated[
-        Path, typer.Option("--out", help="File to write: .parquet, .csv or .csv.gz")
-    ] = Path("predictions.parquet"),
-    at: Annotated[
-        str,
-        typer.Option(
-            "--at", help="all, last, index (each person's newest), every-index, or a date"
-        ),
-    ] = "all",
-    horizons: Annotated[
-        str | None, typer.Option("--horizons", help="As in 90d,2y; default: the task's")
-    ] = None,
+    out: _PredictOut = Path("predictions.parquet"),
+    at: _PredictAt = "all",
+    since: _PredictSince = None,
+    horizons: _PredictHorizons = None,
     recalibrated: Recalibrated = False,
-    outcome: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--outcome",
-            help="A code or pattern of the run's outcomes (docs/outcomes.md); may be repeated",
-        ),
-    ] = None,
-    top: Annotated[
-        int | None, typer.Option("--top", help="So many most likely outcomes of each moment")
-    ] = None,
-    threshold: Annotated[
-        float | None,
-        typer.Option(
-            "--threshold", help="Count who lies above this risk; default: the run's 90th percentile"
-        ),
-    ] = None,
-    strict: Annotated[
-        bool,
-        typer.Option(
-            "--strict",
-            help="No list, and exit code 4, where the people differ too much or cannot be compared",
-        ),
-    ] = False,
+    outcome: _PredictOutcome = None,
+    top: _PredictTop = None,
+    threshold: _PredictThreshold = None,
+    strict: _PredictStrict = False,
+    journal: JournalFolder = None,
+    key: KeyFile = None,
     force: Force = False,
     overwrite: Overwrite = False,
     config: Config = None,
@@ -75,14 +96,21 @@ def predict(
     from ehrsequencing.prediction.prediction_file import refuse_early
 
     study = read_study(config, overrides, "predict")
-    refuse_early(out, data, at, overwrite=overwrite)
+    refuse_early(out, data, at, since, overwrite=overwrite)
     opened = open_run(run, study, "predict", config=config)
     from ehrsequencing.core.durations import days_of
+    from ehrsequencing.prediction.journal import Journal
     from ehrsequencing.prediction.predict_outcomes import predict_outcomes
     from ehrsequencing.reporting.risk_list import write_list
 
     days = None if horizons is None else days_of(horizons.split(","), where="--horizons")
-    given: dict[str, Any] = {"at": at, "horizons_days": days, "facts": study.data, "force": force}
+    given: dict[str, Any] = {
+        "at": at,
+        "since": since,
+        "horizons_days": days,
+        "facts": study.data,
+        "force": force,
+    }
     given |= {"overwrite": overwrite, "say": remark}
     if outcome or top is not None:
         refuse_idle(
@@ -99,7 +127,9 @@ def predict(
         then = ["evaluate", run]
         finish(wrote={"predictions": out}, then=then, result={"prediction_times": count})
         return
+    refuse_idle({"--key": key}, "without --journal", where="ehrseq predict", when=journal is None)
     given |= {"limits": study.drift, "threshold": threshold, "strict": strict}
+    given["journal"] = None if journal is None else Journal(journal, key)
     with bar("predicting") as tick:
         found, unlike, wrote = write_list(
             opened, data, out, recalibrated=recalibrated, progress=tick, **given
@@ -153,29 +183,94 @@ def drift(
         raise typer.Exit(REFUSED)
 
 
+def monitor(
+    run: RunFolder,
+    data: DataFolder,
+    overrides: Overrides = None,
+    journal: JournalFolder = None,
+    key: KeyFile = None,
+    by: Annotated[
+        list[str] | None,
+        typer.Option("--by", help="Also watch people with this code, or pattern; may be repeated"),
+    ] = None,
+    lag: Annotated[str, typer.Option("--lag", help="After it an event has been recorded")] = "7d",
+    out: Annotated[Path, typer.Option("--out", help="Page to write, for its owner only")] = Path(
+        "monitor.html"
+    ),
+    metrics: Annotated[
+        Path | None, typer.Option("--metrics", help="File to write in Prometheus' text format")
+    ] = None,
+    overwrite: Overwrite = False,
+    config: Config = None,
+) -> None:
+    """Say how good the journalled predictions are today, before most of their outcomes are known.
+
+    Exits with 4 where events are so many or so few that O/E lies outside .9 to 1.1, or where the feed looks broken.
+    """
+    from ehrsequencing.api.new_people import monitor as watch
+    from ehrsequencing.reporting.monitor_page import night_line
+
+    if journal is None:
+        raise EhrseqError(
+            "needs the journal", where="ehrseq monitor", fix="name its folder by --journal"
+        )
+    study = read_study(config, overrides, "monitor")
+    opened = open_run(run, study, "monitor", config=config, data=data)
+    found = watch(
+        opened,
+        data,
+        journal,
+        key=key,
+        by=by or (),
+        lag=lag,
+        out=out,
+        metrics=metrics,
+        limits=study.drift,
+        facts=study.data,
+        overwrite=overwrite,
+        progress=shown(),
+    )
+    say(found.verdict)
+    finish(
+        wrote={"page": out, "metrics": metrics},
+        then=["update", run, data, "--out", "updated"]
+        if found.action == "update"
+        else f"open {out} in a browser",
+        result=dict(night_line(found)),
+    )
+    if found.is_alarm:
+        raise typer.Exit(REFUSED)
+
+
+# options of the command
+_ExplainSubject = Annotated[
+    int | None, typer.Option("--subject", help="A subject_id; default: the whole cohort")
+]
+_ExplainHorizon = Annotated[
+    str | None, typer.Option("--horizon", help="As in 1y; default: the main one")
+]
+_ExplainCause = Annotated[
+    str | None, typer.Option("--cause", help="Default: the task's first outcome")
+]
+_ExplainOut = Annotated[
+    Path | None, typer.Option("--out", help="File for the whole table: .parquet or .csv")
+]
+_ExplainSubjects = Annotated[
+    int | None,
+    typer.Option("--subjects", hidden=True, min=1, help="Subjects of the cohort at most [1000]"),
+]
+
+
 def explain(
     run: RunFolder,
     data: DataFolder,
     overrides: Overrides = None,
-    subject: Annotated[
-        int | None, typer.Option("--subject", help="A subject_id; default: the whole cohort")
-    ] = None,
-    horizon: Annotated[
-        str | None, typer.Option("--horizon", help="As in 1y; default: the main one")
-    ] = None,
-    cause: Annotated[
-        str | None, typer.Option("--cause", help="Default: the task's first outcome")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="File for the whole table: .parquet or .csv")
-    ] = None,
+    subject: _ExplainSubject = None,
+    horizon: _ExplainHorizon = None,
+    cause: _ExplainCause = None,
+    out: _ExplainOut = None,
     overwrite: Overwrite = False,
-    subjects: Annotated[
-        int | None,
-        typer.Option(
-            "--subjects", hidden=True, min=1, help="Subjects of the cohort at most [1000]"
-        ),
-    ] = None,
+    subjects: _ExplainSubjects = None,
     recalibrated: Recalibrated = False,
     config: Config = None,
 ) -> None:
@@ -290,37 +385,44 @@ def _cohort_lines(explanation: "Explanation", described: dict[str, str]) -> list
     return lines if rows else [*lines, "no code has 11 carriers or more"]
 
 
+# options of the command
+_ExploreSubjects = Annotated[
+    int, typer.Option("--subjects", hidden=True, help="At most so many, drawn at random")
+]
+_ExploreFewest = Annotated[
+    int,
+    typer.Option(
+        "--fewest",
+        hidden=True,
+        help="Codes that fewer patients have are shown as one, 'rare code'",
+    ),
+]
+_ExploreWhatIf = Annotated[
+    bool,
+    typer.Option(
+        "--what-if/--no-what-if", hidden=True, help="Strike each code and each visit in advance"
+    ),
+]
+_ExploreMegabytes = Annotated[
+    float | None,
+    typer.Option(
+        "--megabytes",
+        hidden=True,
+        help="Above it, what-if answers are those of the latest prediction only",
+    ),
+]
+
+
 def explore(
     run: RunFolder,
     data: DataFolder,
     overrides: Overrides = None,
     out: Annotated[Path, typer.Option("--out", help="File to write")] = Path("explorer.html"),
     overwrite: Overwrite = False,
-    subjects: Annotated[
-        int, typer.Option("--subjects", hidden=True, help="At most so many, drawn at random")
-    ] = 10_000,
-    fewest: Annotated[
-        int,
-        typer.Option(
-            "--fewest",
-            hidden=True,
-            help="Codes that fewer patients have are shown as one, 'rare code'",
-        ),
-    ] = 11,
-    what_if: Annotated[
-        bool,
-        typer.Option(
-            "--what-if/--no-what-if", hidden=True, help="Strike each code and each visit in advance"
-        ),
-    ] = True,
-    megabytes: Annotated[
-        float | None,
-        typer.Option(
-            "--megabytes",
-            hidden=True,
-            help="Above it, what-if answers are those of the latest prediction only",
-        ),
-    ] = None,
+    subjects: _ExploreSubjects = 10_000,
+    fewest: _ExploreFewest = 11,
+    what_if: _ExploreWhatIf = True,
+    megabytes: _ExploreMegabytes = None,
     recalibrated: Recalibrated = False,
     force: Force = False,
     config: Config = None,

@@ -242,6 +242,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "evaluate --data": ("evaluation", *_RECORDS),
     "drift": (*_RECORDS, "drift"),
     "predict": (*_RECORDS, "drift"),
+    "monitor": (*_RECORDS, "drift"),
     "explain": _RECORDS,
     "explore": _RECORDS,
     "score": (*_RECORDS, "visits", "values", "vocabulary", "splits", "evaluation"),

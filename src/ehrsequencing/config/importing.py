@@ -15,6 +15,7 @@ MISSING = (
     *("NA", "NaN", "nan", "NULL", "null", "\\N"),
     *(".", "N/A", "n/a", "#N/A", "<NA>", "NaT"),
 )
+_LIFE = ("MEDS_", "END")  # beginnings of codes of births, deaths and ends of follow-up
 _SHOWN = "docs/data.md#any-flat-table"
 
 
@@ -102,6 +103,7 @@ class EventMap(Settings):
     # texts of code_from → whole codes; others make no event
     codes: dict[str, str] = Field(default_factory=dict)
     value: str | None = None  # the column with the number
+    numeric: bool = False  # whether texts of that column are errors, and no results of another kind
     unit: str | None = None  # of all numbers; becomes the code's ending
     unit_from: str | None = None  # the column with each number's unit
     time: When | None = None  # when it became known; default: the table's time
@@ -149,9 +151,12 @@ class TableMap(Settings):
     death: When | None = None
     # column → beginning of a code without a time
     static: dict[str, str] = Field(default_factory=dict)
-    events: Annotated[tuple[EventMap, ...], Field(min_length=1)]
+    events: tuple[EventMap, ...] = ()
     # columns in which 00:00 is a time of day; elsewhere it stands for a date
     midnight: Annotated[tuple[str, ...], BeforeValidator(as_list)] = ()
+    # order of day, month and year (dmy, mdy, ymd), or how dates are written: "%d-%b-%y" for 03-Feb-15
+    dates: str | None = Field(default=None, pattern="^(dmy|mdy|ymd)$|%")
+    encoding: str | None = None  # of a CSV file; default: UTF-8, or Latin-1 where it is no UTF-8
     decimal: Literal[".", ","] = "."  # the mark before the decimals of a number written as text
     missing: Annotated[tuple[str, ...], BeforeValidator(_as_texts), BeforeValidator(as_list)] = (
         MISSING
@@ -159,6 +164,8 @@ class TableMap(Settings):
 
     @model_validator(mode="after")
     def _every_event_has_a_time(self) -> "TableMap":
+        if not (self.events or self.birth or self.death or self.static):
+            raise ValueError("says of no column what it means: name events, birth, death or static")
         if self.time is None and any(event.time is None for event in self.events):
             raise ValueError("an event has no time: give it one, or give the table one")
         if unused := set(self.midnight) - set(self.date_columns()):
@@ -181,6 +188,19 @@ class TableMap(Settings):
             for part in ([when] if isinstance(when, str) else [when.since, when.before])
         ]
         return list(dict.fromkeys(name for name in named if name is not None and not is_date(name)))
+
+    def sure_columns(self) -> list[str]:
+        """Columns of dates of births, deaths and ends of follow-up, in which every cell must be read."""
+        whens = [self.birth, self.death]
+        for event in self.events:
+            codes = (event.code or "", *event.codes.values())
+            whens += [event.time] if any(code.startswith(_LIFE) for code in codes) else []
+        return [name for name in self.date_columns() if name in whens]
+
+    def strict_columns(self) -> list[str]:
+        """Columns that are refused where a tenth of the cells cannot be read: dates, and `numeric` numbers."""
+        names = [event.value for event in self.events if event.numeric]
+        return [*self.date_columns(), *(name for name in names if name is not None)]
 
     def number_columns(self) -> list[str]:
         """Columns that hold numbers."""
@@ -216,8 +236,14 @@ class TableMap(Settings):
         return list(dict.fromkeys(name for group in groups for name in group))
 
 
-def load_table_map(path: Path | None) -> TableMap:
-    """Read a map.
+class FilesMap(Settings):
+    """What the columns of several files mean, each with its own."""
+
+    files: dict[str, TableMap] = Field(min_length=1)  # file name → its map
+
+
+def load_table_map(path: Path | None) -> dict[str, TableMap]:
+    """Read a map: file name → what its columns mean; the name is empty where there is one table.
 
     Raises:
         EhrseqError: There is none, or it has unknown keys or lacks one.
@@ -227,4 +253,8 @@ def load_table_map(path: Path | None) -> TableMap:
             "a flat table needs a map",
             fix=f"write what the columns mean into a file, and name it with --map map.yaml; see {_SHOWN}",
         )
-    return validated(TableMap, read_yaml(path, see=_SHOWN), where=str(path))
+    content = read_yaml(path, see=_SHOWN)
+    if "files" in content:
+        files: FilesMap = validated(FilesMap, content, where=str(path))
+        return files.files
+    return {"": validated(TableMap, content, where=str(path))}

@@ -125,7 +125,7 @@ class EvaluationConfig(Settings):
 
 
 class DriftConfig(Settings):
-    """From where on a difference between new people and training people is an alarm (docs/nightly.md)."""
+    """From where on a difference between new people and training people is an alarm (docs/production.md)."""
 
     # mean share of a person's numbers of a code outside the 1st to 99th percentile of the training people's
     numbers: float = Field(default=0.3, gt=0, le=1)

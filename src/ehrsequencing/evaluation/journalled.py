@@ -5,8 +5,9 @@ the first event, a competing one, or the end of follow-up as the task declares i
 ahead, so that people stay at risk until the last closed day where the task declares none.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -16,11 +17,10 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.prediction.journal import Journal, Persons
 from ehrsequencing.prediction.predict import Encoder
 from ehrsequencing.records.codes import CodeMatcher
+from ehrsequencing.records.cohort import CohortRows
 from ehrsequencing.records.events import DAY_US, STATIC, Events, opens_run
 from ehrsequencing.records.hazards import exposure
 from ehrsequencing.records.visits import Record, count_at_or_before, make_record
-
-SAME_SHIFT = 0.5  # of the journalled indexes are in the records, or their dates are shifted
 
 
 @dataclass(frozen=True)
@@ -85,81 +85,79 @@ class Joiner:
 
     Attributes:
         found: Journalled people who are in the records.
-        indexes: Journalled predictions of them, and how many of their indexes are in the records.
+        indexes: How many of their journalled indexes are not in the records, and how many are.
     """
 
     journal: Journal
     version: str
+    edges_days: Sequence[float]
     encoder: Encoder
     closed_us: int
-    matchers: Sequence[CodeMatcher] = ()
+    matchers: Sequence[CodeMatcher]
     found: int = 0
-    indexes: tuple[int, int] = (0, 0)
+    indexes: Ints = field(default_factory=lambda: np.zeros(2, np.int64))
 
     def __post_init__(self) -> None:
         self.encoder.builder.task = declared(self.encoder.run.task)
 
-    def spells(self, events: Events) -> Spells:
-        """The times at risk of a shard's people."""
-        run = self.encoder.run
-        record = make_record(events, excluded=self.encoder.excluded, settings=run.study.visits)
-        cohort = self.encoder.builder.build(record, dataset_end_us=self.closed_us)
-        rows = cohort.rows.take(cohort.rows.prediction_us == cohort.rows.index_us)
-        persons = self.journal.persons(record.subject_id)
-        kept = self.journal.rows(self.version, persons)
-        order = np.argsort(persons)
-        who = order[np.searchsorted(persons[order], kept["person"])]
-        self.found += len(np.unique(who))
-        has = np.isin(
-            who * np.int64(2**40) + kept["index_time"] // 2**20,
-            cohort.index_owner * np.int64(2**40) + cohort.index_us // 2**20,
-        )
-        self.indexes = (self.indexes[0] + len(has), self.indexes[1] + int(has.sum()))
-        keys = ("prediction_time", "known_time")
-        count, first = count_at_or_before(rows.subject, rows.index_us, who, kept["prediction_time"])
-        order = np.lexsort((*(kept[name] for name in keys), who))
-        order = order[count[order] > 0]
-        who, index = who[order], (first + count - 1)[order]
-        prediction_us, known_us = (kept[name][order] for name in keys)
-        end_us = rows.prediction_us + np.rint(rows.duration_days * DAY_US).astype(np.int64)
-        # deaths after the data's end end a follow-up too: they are of days that are not closed
-        is_event = (rows.cause > 0) & (end_us < self.closed_us)
-        end_us, cause = (
-            np.minimum(end_us, self.closed_us)[index],
-            np.where(is_event, rows.cause, 0)[index],
-        )
-        opens = opens_run(who)
-        newer_us = (
-            np.where(np.append(opens[1:], True), self.closed_us, np.append(known_us[1:], 0))
-            if len(who)
-            else end_us
-        )
+    def spells(self, shards: Iterable[Events]) -> Iterator[Spells]:
+        """The times at risk of the journalled people in each shard that has any."""
+        run, builder = self.encoder.run, self.encoder.builder
+        for events in shards:
+            record = make_record(events, excluded=self.encoder.excluded, settings=run.study.visits)
+            cohort = builder.build(record, dataset_end_us=self.closed_us)
+            persons = self.journal.persons(record.subject_id)
+            kept = self.journal.rows(self.version, persons)
+            order = np.argsort(persons)
+            who = order[np.searchsorted(persons[order], kept["person"])]
+            self.found += len(np.unique(who))
+            known = {*zip(cohort.index_owner.tolist(), cohort.index_us.tolist(), strict=True)}
+            pairs = zip(who.tolist(), kept["index_time"].tolist(), strict=True)
+            self.indexes += np.bincount([pair in known for pair in pairs], minlength=2)
+            rows = cohort.rows.take(cohort.rows.prediction_us == cohort.rows.index_us)
+            made_us = kept["prediction_time"]
+            count, first = count_at_or_before(rows.subject, rows.index_us, who, made_us)
+            chosen = np.lexsort((made_us, kept["known_time"], who))
+            chosen = chosen[count[chosen] > 0]
+            if len(chosen):
+                kept = {name: values[chosen] for name, values in kept.items()}
+                yield self._spells(record, rows.take((first + count - 1)[chosen]), kept)
+
+    def _spells(self, record: Record, index: CohortRows, kept: dict[str, Any]) -> Spells:
+        """The times at risk under some predictions, by person and time; `index` is the row of each one's index."""
+        n_causes, n_bins = len(self.encoder.run.task.causes), len(self.edges_days) + 1
+        end_us = index.prediction_us + np.rint(index.duration_days * DAY_US).astype(np.int64)
+        # a death after the closed days ends a follow-up too
+        cause = np.where(end_us < self.closed_us, index.cause, 0)
+        end_us, known_us = np.minimum(end_us, self.closed_us), kept["known_time"]
+        is_newest = np.append(opens_run(index.subject)[1:], True)
+        newer_us = np.where(is_newest, self.closed_us, np.append(known_us[1:], 0))
         spells = Spells(
-            persons[who],
-            prediction_us,
-            known_us,
-            np.minimum(newer_us, end_us),
-            end_us,
-            cause,
-            end_us <= newer_us,
-            self._groups(record, who, known_us[np.flatnonzero(opens)] if len(who) else known_us),
-            kept["hazard"][order].reshape(len(who), len(run.task.causes), -1),
+            person=kept["person"],
+            prediction_us=kept["prediction_time"],
+            known_us=known_us,
+            next_us=np.minimum(newer_us, end_us),
+            end_us=end_us,
+            cause=cause,
+            is_last=end_us <= newer_us,
+            groups=self._groups(record, index.subject, known_us),
+            hazard=kept["hazard"].reshape(-1, n_causes, n_bins),
         )
         # the first event of a person ends all that follows, also where outcomes recur
         had_us = np.full(len(record.subject_id), self.closed_us)
-        ends = spells.is_last & (cause > 0) & (spells.known_us < end_us)
-        np.minimum.at(had_us, who[ends], end_us[ends])
-        return spells.take((spells.known_us < spells.next_us) & (spells.known_us < had_us[who]))
+        ends = np.flatnonzero(spells.is_last & (cause > 0) & (known_us < end_us))
+        np.minimum.at(had_us, index.subject[ends], end_us[ends])
+        return spells.take(known_us < np.minimum(spells.next_us, had_us[index.subject]))
 
-    def _groups(self, record: Record, who: Ints, first_us: Ints) -> Bools:
-        """(n, G) who is everybody, and who has a code of a group by the first night; `first_us` is of each person."""
-        events, subject = record.events, record.subject
-        since_us = np.full(len(record.subject_id), STATIC)
-        since_us[np.unique(who)] = first_us
-        out = np.ones((len(record.subject_id), 1 + len(self.matchers)), dtype=bool)
+    def _groups(self, record: Record, who: Ints, known_us: Ints) -> Bools:
+        """(n, G) who is everybody, and who has a code of a group by the first night; rows by person and night."""
+        events, since_us = record.events, np.full(len(record.subject_id), STATIC)
+        first = opens_run(who)
+        since_us[who[first]] = known_us[first]
+        out = np.ones((len(since_us), 1 + len(self.matchers)), dtype=bool)
         for place, matcher in enumerate(self.matchers, start=1):
-            rows = np.flatnonzero(matcher.events(events) & (events.time_us <= since_us[subject]))
-            out[:, place] = np.isin(np.arange(len(out)), subject[rows])
+            has = matcher.events(events) & (events.time_us <= since_us[record.subject])
+            out[:, place] = np.bincount(record.subject[has], minlength=len(since_us)) > 0
         return out[who]
 
     def require_joined(self) -> None:
@@ -168,7 +166,6 @@ class Joiner:
         Raises:
             EhrseqError: Nobody, or hardly any of their indexes, is in the records.
         """
-        rows, known = self.indexes
         where, fix = str(self.journal.folder), "name the records that the nightly list is made of"
         if not self.found:
             raise EhrseqError(
@@ -176,7 +173,7 @@ class Joiner:
                 where=where,
                 fix=fix,
             )
-        if known < SAME_SHIFT * rows:
+        if self.indexes[1] < self.indexes[0]:
             raise EhrseqError(
                 "hardly any of its index times is in these records: their dates are shifted otherwise",
                 where=where,

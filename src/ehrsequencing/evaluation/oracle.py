@@ -25,7 +25,7 @@ from ehrsequencing.records.hazards import event_bin, exposure, horizon_nll
 from ehrsequencing.records.meds import simulation_faults
 from ehrsequencing.records.parquet_rows import read_batches
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
-from ehrsequencing.results.result_types import Oracle
+from ehrsequencing.results.result_types import ExcessRow, Oracle
 
 TRUTH, MECHANISMS, TASK = "truth_hazards.parquet", "truth_mechanisms.parquet", "task.yaml"
 _KEY = ("subject_id", "prediction_time")  # of a line of the truth
@@ -239,6 +239,48 @@ def beside_the_truth(
     }
 
 
+def excess(model: Floats, truth: Truth, rows: TaskRows) -> Floats:
+    r"""What a model's hazards cost above the truth, with the chance of events removed: 0 at the truth, else above.
+
+        Σ_e |bin k at risk| · (m − λ* − λ* · log(m / λ*))
+
+    Its sum over the bins is what the row's NLL is expected to exceed that of the truth by, given how long the row was
+    at risk.
+
+    Args:
+        model: (R, E, K) m per day in the bins of the truth.
+        truth: λ*.
+        rows: The prediction times.
+
+    Returns:
+        (R, K) nats, NaN without a truth.
+    """
+    true = np.maximum(truth.hazards, _NO_HAZARD)
+    said = np.maximum(model, _NO_HAZARD)
+    days = exposure(truth.edges_days[1:-1].tolist(), rows.entry_days, rows.duration_days)
+    return np.asarray((said - true - true * np.log(said / true)).sum(axis=1) * days)
+
+
+def excess_rows(costs: Floats, truth: Truth, rows: TaskRows) -> list[ExcessRow]:
+    """Mean excess (`costs` (R, K)) by kind of prediction time, in whole and by third of the truth's bins."""
+    bins_of = np.arange(costs.shape[1])
+    parts = [bins_of, *(one for one in np.array_split(bins_of, 3) if len(one))]
+    table: list[ExcessRow] = []
+    for kind, of_kind in (("visit", ~rows.is_query), ("query", rows.is_query)):
+        chosen = costs[truth.known & of_kind]
+        for bins in parts if len(chosen) else []:
+            table.append(
+                {
+                    "kind": kind,
+                    "from_days": float(truth.edges_days[bins[0]]),
+                    "until_days": float(truth.edges_days[bins[-1] + 1]),
+                    "prediction_times": len(chosen),
+                    "value": float(chosen[:, bins].sum(axis=1).mean()),
+                }
+            )
+    return table
+
+
 def _lines(batch: pa.RecordBatch, finder: RowFinder) -> tuple[Ints, Ints]:
     """Lines (m,) of the truth that speak of a prediction time, and its number (m,)."""
     row = finder(*(np.asarray(batch[name].cast(pa.int64())) for name in _KEY))
@@ -276,7 +318,8 @@ def oracle_table(truth: Truth, predictor: Predictor, records: TaskRecords, nll: 
     risk = predictor.risk(records, truth.edges_days[1:])
     hazards = bin_hazards(risk, truth.edges_days)
     sees = foresight(hazards, truth, rows)
-    return beside_the_truth(nll, truth.nll(rows), foresight=sees, subject=rows.subject)
+    table = beside_the_truth(nll, truth.nll(rows), foresight=sees, subject=rows.subject)
+    return {**table, "excess": excess_rows(excess(hazards, truth, rows), truth, rows)}
 
 
 def oracle_warnings(table: Oracle) -> list[str]:

@@ -75,5 +75,5 @@ def evidence(observed: Floats, expected: Floats, *, start_every: int = START_EVE
         parts[day:] = np.logaddexp(parts[day:], np.log(weight) + np.moveaxis(logs, 0, 1))
         left[day:] -= weight
     parts = np.logaddexp(parts, np.log(left)[:, None, None])
-    flat = parts.reshape(len(n), -1)
+    flat = parts.reshape(len(n), 2 * n.shape[1])
     return Evidence(np.logaddexp.reduce(flat, axis=1) - np.log(flat.shape[1]), parts)

@@ -52,6 +52,7 @@ class Night:
 
     path: Path
     known_us: int
+    run: str  # its fingerprint
     version: str  # of the run and its recalibration
     edges_days: tuple[float, ...]
     rows: int
@@ -82,7 +83,7 @@ class Journal:
                 fix="name a file outside it by --key",
             )
         paths = sorted(self.folder.glob("[0-9]*.parquet")) if self.folder.is_dir() else []
-        self.key = _read_key(self.key_file, is_new=not paths)
+        self.key = _read_key(self.key_file, self.folder, is_new=not paths)
         self.nights = sorted(
             map(self._night, paths), key=lambda night: (night.known_us, night.path)
         )
@@ -111,7 +112,12 @@ class Journal:
                 fix="name the key that it was begun with by --key; a lost key means a new journal",
             )
         return Night(
-            path, night_us, notes["ehrsequencing.version_of_run"], edges, file.metadata.num_rows
+            path,
+            night_us,
+            notes["ehrsequencing.run"],
+            notes["ehrsequencing.version_of_run"],
+            edges,
+            file.metadata.num_rows,
         )
 
     @property
@@ -171,6 +177,7 @@ class Journal:
             notes = {
                 "key": self._mark,
                 "known": str(end_us),
+                "run": run.fingerprint,
                 "version_of_run": version,
                 "edges": ",".join(map(repr, map(float, edges_days))),
             }
@@ -210,7 +217,7 @@ class NightWriter:
         assert risks.index_us is not None
         persons = self.journal.persons(risks.subject_id)
         new = ~np.isin(_hashes(persons, risks.prediction_us), self.known)
-        hazard = risks.hazards[new].reshape(int(new.sum()), -1).astype(np.float32)
+        hazard = pa.array(risks.hazards[new].ravel())
         times = (
             risks.prediction_us[new],
             risks.index_us[new],
@@ -219,9 +226,7 @@ class NightWriter:
         columns = [
             pa.array(persons[new].tolist(), _PERSON),
             *(pa.array(one).cast(pa.timestamp("us")) for one in times),
-            pa.FixedSizeListArray.from_arrays(
-                pa.array(hazard.ravel()), self.schema.field(4).type.list_size
-            ),
+            pa.FixedSizeListArray.from_arrays(hazard, self.schema.field(4).type.list_size),
         ]
         self.file.write_table(pa.Table.from_arrays(columns, schema=self.schema))
 
@@ -237,7 +242,7 @@ def _persons(table: pa.Table) -> Persons:
 
 def _hashes(persons: Persons, prediction_us: Ints) -> Hashes:
     """A number of 64 bits for each person and prediction time."""
-    words = np.ascontiguousarray(persons).view(np.uint64).reshape(len(persons), -1)
+    words = np.ascontiguousarray(persons).view(np.uint64).reshape(len(persons), ID_DIGITS // 8)
     return hash_u64(hash_u64(words[:, 0]) ^ words[:, 1] ^ hash_u64(prediction_us.view(np.uint64)))
 
 
@@ -248,14 +253,16 @@ def version_of(run: Run, *, recalibrated: bool) -> str:
     )
 
 
-def _read_key(path: Path, *, is_new: bool) -> bytes:
+def _read_key(path: Path, folder: Path, *, is_new: bool) -> bytes:
     """The key; a new one where there is no journal yet.
 
     Raises:
         EhrseqError: It is lost, readable by others, or no key.
     """
-    if is_new and not path.exists():
-        write_bytes(path, secrets.token_hex(32).encode() + b"\n", owner_only=True)
+    if is_new:
+        with locked(folder, wait_seconds=_WAIT):  # two writers make one key
+            if not path.exists():
+                write_bytes(path, secrets.token_hex(32).encode() + b"\n", owner_only=True)
     fix = "restore it, or begin a new journal: without its key nobody in this one is found again"
     if not path.is_file():
         raise EhrseqError("the key of the journal is not there", where=str(path), fix=fix)

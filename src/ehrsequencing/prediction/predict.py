@@ -7,7 +7,7 @@ where the data ends, after which there is no answer.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -82,7 +82,10 @@ class Encoder:
         )
         known_rows = rows.take(known)
         return PredictionTimes(
-            record, cohort, known_rows.take(moment.chosen(known_rows)), late=int((~known).sum())
+            record,
+            cohort,
+            known_rows.take(moment.chosen(known_rows, end_us)),
+            late=int((~known).sum()),
         )
 
     def encode(self, record: Record, rows: CohortRows) -> TaskRecords:
@@ -148,6 +151,10 @@ class NewRecords:
             yield moments.record, moments.rows
             self._tick()
 
+    def now_us(self, moment: Moment) -> int:
+        """The date that is asked about, else the data's end."""
+        return self.end_us if moment.as_of_us is None else moment.as_of_us
+
     def encoded(self, moment: Moment) -> Iterator[TaskRecords]:
         """Visits and prediction times, shard by shard, encoded the way the run's training data was."""
         for record, rows in self.prediction_times(moment):
@@ -211,6 +218,7 @@ def predict(
     out: Path,
     *,
     at: str = "all",
+    since: str | None = None,
     horizons_days: Sequence[float] | None = None,
     facts: DataConfig | None = None,
     limits: DriftConfig | None = None,
@@ -231,6 +239,7 @@ def predict(
         out: The file to write: `.parquet`, `.csv` or `.csv.gz`.
         at: `all` prediction times, each subject's `last`, at each subject's newest `index` or at `every-index`, or a
             date ("as of that day").
+        since: Only people whose index is so recent, as in 14d or 2026-03-01 (`Moment`).
         horizons_days: Default: the task's horizons.
         facts: What the data set's own files do not tell.
         limits: Beyond which people differ from the training people so much that it is said.
@@ -249,7 +258,7 @@ def predict(
     Raises:
         EhrseqError: Run or data cannot be used, or nobody has a prediction time.
     """
-    moment = refuse_early(out, data, at, overwrite=overwrite)
+    moment = refuse_early(out, data, at, since, overwrite=overwrite)
     run = Run(run_folder)
     predictor = RiskPredictor(run, horizons_days, recalibrated=recalibrated)
     predictor.keeps_hazards = journal is not None
@@ -262,6 +271,7 @@ def predict(
                 horizons_days=predictor.horizons_days,
                 start_days=predictor.start_days,
                 banded=predictor.of_run is not None and len(predictor.of_run.members) > 0,
+                now_us=records.now_us(moment),
                 made_by=records.made_by,
                 overwrite=overwrite,
             )
@@ -365,7 +375,7 @@ class RiskPredictor:
         """
 
         def answer(part: TaskRecords) -> Iterator[tuple[Ints, Risks]]:
-            risks = self.answer(part, moment)
+            risks = replace(self.answer(part, moment), now_us=records.now_us(moment))
             yield risks.subject_id, risks
 
         for _, risks in answers_of(records, moment, answer, force=force, say=say):

@@ -31,6 +31,7 @@ def predict_outcomes(
     outcomes: Sequence[str] = (),
     top: int | None = None,
     at: str = "all",
+    since: str | None = None,
     horizons_days: Sequence[float] | None = None,
     facts: DataConfig | None = None,
     force: bool = False,
@@ -50,6 +51,7 @@ def predict_outcomes(
         outcomes: Codes or patterns, as in a task file; none: all outcomes of the run.
         top: Only so many for each prediction time, those with the highest risks at the last horizon, highest first.
         at: As of `predict`.
+        since: As of `predict`.
         horizons_days: Default: the task's horizons.
         facts: As of `predict`.
         force: As of `predict`.
@@ -63,7 +65,7 @@ def predict_outcomes(
     Raises:
         EhrseqError: The run has no such outcomes, or as of `predict`.
     """
-    moment = refuse_early(out, data, at, overwrite=overwrite)
+    moment = refuse_early(out, data, at, since, overwrite=overwrite)
     run = Run(run_folder)
     codes = chosen_outcomes(run, data, outcomes)
     if top is not None and top < 1:
@@ -78,6 +80,7 @@ def predict_outcomes(
         horizons_days=horizons,
         start_days=start,
         banded=False,
+        now_us=records.now_us(moment),
         made_by=records.made_by,
         overwrite=overwrite,
     ) as file:

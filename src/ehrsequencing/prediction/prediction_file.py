@@ -44,7 +44,9 @@ _COLUMNS = pa.schema(
 _MOMENT = ("kind", "index_time", "days_since_index")
 
 
-def refuse_early(out: Path, data: Path, at: str, *, overwrite: bool) -> Moment:
+def refuse_early(
+    out: Path, data: Path, at: str, since: str | None = None, *, overwrite: bool
+) -> Moment:
     """Refuse what is wrong with the arguments of a prediction before a model is loaded.
 
     Raises:
@@ -54,7 +56,7 @@ def refuse_early(out: Path, data: Path, at: str, *, overwrite: bool) -> Moment:
     require_suffix(out)
     find_shards(data)
     refuse_overlap(out, data)
-    return Moment(at)
+    return Moment(at, since)
 
 
 def require_suffix(
@@ -70,12 +72,12 @@ def require_suffix(
 
 
 def columns_of_moment(
-    kind: Ints | None, index_us: Ints | None, prediction_us: Ints
+    kind: Ints | None, index_us: Ints | None, prediction_us: Ints, now_us: int
 ) -> dict[str, pa.Array]:
-    """What n prediction times are, as three columns: null where it is not known."""
+    """What n prediction times are, as three columns: null where it is not known; `now_us` as of `prediction_file`."""
     columns = [pa.nulls(len(prediction_us)) for _ in _MOMENT]
     if kind is not None and index_us is not None:
-        days = (prediction_us - index_us) / DAY_US
+        days = (now_us - index_us) / DAY_US
         columns = [pa.array(KINDS).take(pa.array(kind)), pa.array(index_us), pa.array(days)]
     return {n: c.cast(_COLUMNS.field(n).type) for n, c in zip(_MOMENT, columns, strict=True)}
 
@@ -96,6 +98,7 @@ class Risks:
     high: Floats32 | None = None  # the upper end
     kind: Ints | None = None  # (n,) a place in `moment.KINDS`; None where it is not known
     index_us: Ints | None = None  # (n,)
+    now_us: int | None = None  # the date that is asked about, else the data's end
     hazards: Floats32 | None = None  # (n, causes, bins) per day; where they are journalled
 
     def __len__(self) -> int:
@@ -118,8 +121,9 @@ class PredictionWriter:
         causes: Sequence[str],
         horizons_days: Sequence[float | None],
         start_days: float,
+        now_us: int,
     ) -> None:
-        self._file, self.schema = file, schema
+        self._file, self.schema, self._now_us = file, schema, now_us
         self.causes, self.horizons_days, self.start_days = (
             list(causes),
             list(horizons_days),
@@ -161,7 +165,7 @@ class PredictionWriter:
             causes.take(pa.array(cause)),
             horizons.take(pa.array(horizon)),
             pa.array(risk.astype(np.float32)),
-            *columns_of_moment(kind, index_us, prediction_us).values(),
+            *columns_of_moment(kind, index_us, prediction_us, self._now_us).values(),
             pa.array(np.full(len(risk), self.start_days)),
             *map(pa.array, bands),
         ]
@@ -184,6 +188,7 @@ def prediction_file(
     horizons_days: Sequence[float | None],
     start_days: float,
     banded: bool,
+    now_us: int,
     made_by: Mapping[str, str] | None = None,
     overwrite: bool = False,
 ) -> Iterator[PredictionWriter]:
@@ -195,6 +200,7 @@ def prediction_file(
         horizons_days: None for a horizon that is not a number of days (the `visit` head).
         start_days: Risks are conditional on no event for this long after the prediction time.
         banded: Whether the file has the columns `low` and `high`.
+        now_us: The moment until which `days_since_index` counts.
         made_by: What a Parquet file notes in its metadata, each under `ehrsequencing.NAME`.
         overwrite: As of `refuse_existing`.
     """
@@ -207,7 +213,12 @@ def prediction_file(
         _open(temporary, schema, out.name) as file,
     ):
         yield PredictionWriter(
-            file, schema, causes=causes, horizons_days=horizons_days, start_days=start_days
+            file,
+            schema,
+            causes=causes,
+            horizons_days=horizons_days,
+            start_days=start_days,
+            now_us=now_us,
         )
 
 

@@ -4,10 +4,11 @@ All readers of tables read their cells here, so that the same text means the sam
 cells in = values + empty + unread, column by column (`import_report.Cells`).
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import tzinfo
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,14 +19,12 @@ from ehrsequencing.readers.import_report import TableCounts
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.parquet_rows import is_text
 
-Order = Literal["ymd", "dmy", "mdy"]
-
 _DAY, _MONTH, _YEAR = (
     r"(?P<d>0?[1-9]|[12]\d|3[01])",
     r"(?P<mo>0?[1-9]|1[0-2])",
     r"(?P<y>\d{4})",
 )
-_DATES: dict[Order, str] = {  # the year may also be followed by two digits each
+_DATES = {  # the year may also be followed by two digits each
     "ymd": rf"(?:{_YEAR}[-/.]{_MONTH}[-/.]{_DAY}|(?P<y2>\d{{4}})(?P<mo2>\d\d)(?P<d2>\d\d))",
     "dmy": rf"{_DAY}[-/.]{_MONTH}[-/.]{_YEAR}(?P<y2>)(?P<mo2>)(?P<d2>)",
     "mdy": rf"{_MONTH}[-/.]{_DAY}[-/.]{_YEAR}(?P<y2>)(?P<mo2>)(?P<d2>)",
@@ -34,7 +33,7 @@ _CLOCK = (
     r"(?:[T ]+(?P<h>\d{1,2}):(?P<mi>[0-5]\d)(?::(?P<s>[0-5]\d)(?:[.,]\d+)?)?"
     r" ?(?P<half>[AaPp][Mm])? ?(?P<zone>Z|UTC|GMT|[+-]\d{2}(?::?\d{2})?)?)?"
 )
-TIMES: dict[Order, str] = {order: rf"^\s*{date}{_CLOCK}\s*$" for order, date in _DATES.items()}
+TIMES: dict[str, str] = {order: rf"^\s*{date}{_CLOCK}\s*$" for order, date in _DATES.items()}
 _PARTS = ("y", "mo", "d", "y2", "mo2", "d2", "h", "mi", "s", "half", "zone")
 _FORMS = ("%Y-%m-%d %H:%M:%S", "%Y-%m-%d %I:%M:%S%p")
 _ISO_LIKE = "____-__-__%"  # far cheaper than a regular expression
@@ -73,7 +72,7 @@ class Block:
     Args:
         rows: Columns by name. One that the source lacks is absent: it is read as null, and not counted.
         counts: The table's account.
-        dates: Column of text → the order of its dates; default: they begin with the year.
+        dates: Column of text → the order of its dates, or how they are written; default: they begin with the year.
         zone: Zone of the clocks of instants that are written with an offset; default: UTC.
         decimal: Decimal mark of numbers written as text.
     """
@@ -83,7 +82,7 @@ class Block:
         rows: pa.Table,
         counts: TableCounts,
         *,
-        dates: Mapping[str, Order] | None = None,
+        dates: Mapping[str, str] | None = None,
         zone: tzinfo | None = None,
         decimal: str = ".",
     ) -> None:
@@ -161,7 +160,7 @@ class Block:
 
 
 def as_times(
-    cells: pa.ChunkedArray, order: Order = "ymd", zone: tzinfo | None = None
+    cells: pa.ChunkedArray, order: str = "ymd", zone: tzinfo | None = None
 ) -> pa.ChunkedArray:
     """Dates, timestamps and yyyymmdd of integers as timestamp[us], to the second; see `parse_times` for text.
 
@@ -285,7 +284,7 @@ def count_dates(text: pa.ChunkedArray) -> Counter[str]:
     return counts
 
 
-def date_order(counts: Counter[str], setting: Order | None, *, where: str) -> Order:
+def date_order(counts: Counter[str], setting: str | None, *, where: str) -> str:
     """Decide the order of day, month and year for a whole column, and never row by row.
 
     If every readable cell begins with the year, the order is ymd, whatever the setting. Cells that no order can read
@@ -311,7 +310,7 @@ def date_order(counts: Counter[str], setting: Order | None, *, where: str) -> Or
 
 def parse_times(
     text: pa.ChunkedArray,
-    order: Order = "ymd",
+    order: str = "ymd",
     zone: tzinfo | None = None,
     *,
     as_written: bool = False,
@@ -327,6 +326,9 @@ def parse_times(
     >>> parse_times(pa.chunked_array([["2015-02-28T10:11:12.5+02:00", "2015-02-28 01:02 PM"]])).to_pylist()
     [datetime.datetime(2015, 2, 28, 8, 11, 12), datetime.datetime(2015, 2, 28, 13, 2)]
     """
+    if "%" in order:
+        iso = parse_times(text, "ymd", zone, as_written=as_written)
+        return pc.coalesce(iso, _of_this_century(text, order))
     plain = _iso_times(text) if order == "ymd" else None
     if plain is not None:
         return plain
@@ -358,6 +360,34 @@ def _text(*parts: Any) -> Any:
 
 def _strptime(text: Any, form: str) -> Any:
     return pc.strptime(text, format=form, unit="us", error_is_null=True)
+
+
+def _of_this_century(text: pa.ChunkedArray, form: str) -> pa.ChunkedArray:
+    """Times that are written in a form; those with a year of two digits are not in the future."""
+    times = _strptime(pc.utf8_trim_whitespace(text), form)
+    us = np.asarray(pc.fill_null(times.cast(pa.int64()), 0)).astype("datetime64[us]")
+    month = us.astype("datetime64[M]")
+    earlier = (month - 1200).astype("datetime64[us]") + (us - month)
+    late = ("%y" in form) & (us > np.datetime64("now"))
+    missing = np.asarray(times.is_null())
+    return pa.chunked_array(
+        [pa.array(np.where(late, earlier, us), pa.timestamp("us"), mask=missing)]
+    )
+
+
+def shapes(cells: pa.ChunkedArray, values: pa.ChunkedArray) -> list[str]:
+    """The forms of two cells that were not read: 9 for a digit, A and a for letters.
+
+    >>> shapes(pa.chunked_array([["03-Feb-15", "2015-01-01"]]), pa.chunked_array([[None, 1]]))
+    ['99-Aaa-99']
+    """
+    unread = pc.unique(cells.filter(pc.and_(cells.is_valid(), values.is_null()))).to_pylist()
+    forms = [re.sub("[^\\W\\d_]", _letter, re.sub(r"\d", "9", str(cell)[:20])) for cell in unread]
+    return list(dict.fromkeys(forms))[:2]
+
+
+def _letter(match: re.Match[str]) -> str:
+    return "A" if match[0].isupper() else "a"
 
 
 def _iso_times(text: pa.ChunkedArray) -> pa.ChunkedArray | None:

@@ -1,7 +1,7 @@
 """Any flat table → MEDS, by a map that says what its columns mean (`config/importing.py`)."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,11 @@ from ehrsequencing.readers.cells import (
     key_places,
     parse_times,
     refuse_scientific,
+    shapes,
     whole_text,
 )
+from ehrsequencing.readers.import_report import TableCounts
+from ehrsequencing.readers.meds_writer import MedsWriter
 from ehrsequencing.readers.registry import Import, reader
 from ehrsequencing.readers.rows import (
     CodeBook,
@@ -39,7 +42,7 @@ from ehrsequencing.readers.rows import (
     make_rows,
     subject_ids,
 )
-from ehrsequencing.readers.table_files import open_table
+from ehrsequencing.readers.table_files import SourceTable, encoding_of, open_table
 from ehrsequencing.records.events import BIRTH, DAY_US, DEATH, SECOND_US
 from ehrsequencing.records.parquet_rows import is_text
 
@@ -50,6 +53,7 @@ _MONTH = {"month": 30.4375}  # days, a twelfth of a year
 # an event that ends a stay, by death where it says how
 _DISCHARGE = r"(^|[/_])DISCHARGE(//.*(?i:died|dead|death|deceased|expired).*)?$"
 _LONGEST_DAYS = 3_000_000
+MOST_UNREAD = 0.1  # share of the cells of a column of dates that may be unreadable
 
 
 @reader(
@@ -59,57 +63,157 @@ _LONGEST_DAYS = 3_000_000
     needs_map=True,
 )
 def import_csv(source: str, job: Import) -> None:
-    """Read one table by the map that the settings name; see `Reader`."""
-    table_map, path = load_table_map(job.settings.map), Path(source)
-    if not path.is_file():
-        raise EhrseqError("is not a file", where=source, fix="name a CSV or Parquet file")
-    table = open_table(path, missing=table_map.missing)
-    table.check(*([name] for name in table_map.columns()))
-    columns, subject = table_map.columns(), table_map.subject
-    with job.writer(path, encounter=pa.string()) as writer:
-        book, names, form = CodeBook(), SubjectNames(), _Form(table_map)
+    """Read one table, or the files of a folder, by the map that the settings name; see `Reader`."""
+    maps, path = load_table_map(job.settings.map), Path(source)
+    is_single = [*maps] == [""]
+    if not (path.is_file() if is_single else path.is_dir()):
+        fix = "name a CSV or Parquet file" if is_single else "name the folder of the map's files"
+        raise EhrseqError(f"is not a {'file' if is_single else 'folder'}", where=source, fix=fix)
+    files = [_open(path / name, one, job) for name, one in maps.items()]
+    with job.writer(path if is_single else None, encounter=pa.string()) as writer:
+        book, names = CodeBook(), SubjectNames()
         writer.code_facts = lambda seen: book.facts
-        for counts in job.tables([path.name.partition(".")[0].lower()]):
-            # rows without a readable subject are counted as `no_person`
-            counts.columns["no_person"] = subject
-            counts.required |= {subject, *table_map.number_columns(), *table_map.keys()}
-            date_columns = table_map.date_columns()
-            for when in {table_map.time, *(event.time for event in table_map.events)}:
-                named = {when.since, when.before} if isinstance(when, Elapsed) else {when}
-                counts.required |= set(date_columns) & named
-            looked_at = [
-                *table_map.id_columns(),
-                *table_map.number_columns(),
-                *table_map.code_columns(),
-            ]
-            dates = job.survey(
-                [table],
-                counts,
-                date_columns,
-                form.look,
-                looked_at,
-                decimal=table_map.decimal,
-            )
-            for block in job.blocks([table], counts, columns, dates, decimal=table_map.decimal):
-                ids = block.name(subject)
-                if not form.id_forms:
-                    names.add(ids)
-                who = block.whole(subject) if form.id_forms else subject_ids(ids)
-                base = {"subject_id": who, "source": block.source}
-                whens = dict.fromkeys(table_map.whens())
-                times: Times = {when: _times(when, block, form) for when in whens}
-                form.note_midnights(block, times)
-                for name, keys in table_map.keys().items():
-                    listed = key_places(block.text(name), keys)
-                    counts.count_cells(name, 0, 0, block.text(name).null_count - listed.null_count)
-                writer.add(_rows(form, block, base, times, book, job))
-        job.report.cautions += form.cautions()
+        tables = dict(zip(_names(files), files, strict=True))
+        for name, one in tables.items():
+            one.survey(job.report.table(name), job)
+        is_number = all(one.form.id_forms for one in files)
+        for counts in job.tables([*tables]):
+            one = tables[counts.name]
+            for block in one.blocks(counts, job):
+                ids = block.name(one.form.table_map.subject)
+                names.add(ids)
+                one.people.append(pc.unique(ids))
+                who = block.whole(one.form.table_map.subject) if is_number else subject_ids(ids)
+                one.add(block, {"subject_id": who, "source": block.source}, writer, book, job)
+            one.refuse_unread(counts)
+        job.report.cautions += [text for one in files for text in one.form.cautions()]
+        job.report.cautions += _strangers(files)
         if nones := job.report.counts["none_code"]:
             job.report.notes.append(
                 f"{nones:,} codes are None: list it under missing in the map if it means nothing"
             )
-        if not form.id_forms:
+        if not is_number:
             names.write(writer.folder)
+
+
+def _open(path: Path, table_map: TableMap, job: Import) -> "_File":
+    """Look at a file: its encoding, its header and the columns of its map."""
+    if not path.is_file():
+        raise EhrseqError("is not a file", where=str(path), fix="correct its name under files")
+    encoding = table_map.encoding or encoding_of(path)
+    if encoding != "utf-8" and table_map.encoding is None:
+        with path.open("rb") as file:
+            is_excel = b";" in file.readline()
+        if not is_excel:
+            raise EhrseqError(
+                "is no UTF-8",
+                where=str(path),
+                fix="name its encoding in the map, as in encoding: cp1252, or save it as UTF-8",
+            )
+        job.report.notes.append(f"{path.name} is no UTF-8, and was read as Latin-1 (windows-1252)")
+    table = open_table(path, missing=table_map.missing, encoding=encoding)
+    table.check(*([name] for name in table_map.columns()))
+    return _File(table, _Form(table_map))
+
+
+def _names(files: "Sequence[_File]") -> list[str]:
+    """What the report calls the tables: their files without an ending, or with it where two are alike."""
+    stems = [(one.table.file or "").partition(".")[0].lower() for one in files]
+    return [
+        stem if stems.count(stem) == 1 else str(one.table.file)
+        for stem, one in zip(stems, files, strict=True)
+    ]
+
+
+def _strangers(files: "Sequence[_File]") -> list[str]:
+    """Warnings of files most of whose people are in no other file: their keys may be written in another way."""
+    people = [pc.unique(pa.chunked_array(one.people, pa.string())).drop_null() for one in files]
+    out = []
+    for place, (one, own) in enumerate(zip(files, people, strict=True)):
+        others = [other for k, other in enumerate(people) if k != place]
+        known = pc.sum(pc.is_in(own, pa.concat_arrays(others))).as_py() if others else len(own)
+        if (known or 0) < 0.5 * len(own):
+            out.append(
+                f"{len(own) - (known or 0):,} of {len(own):,} people of {one.table.file} are in no other file: check "
+                f"that {one.form.table_map.subject} is written as elsewhere"
+            )
+    return out
+
+
+@dataclass(eq=False)
+class _File:
+    """A table of the source."""
+
+    table: SourceTable
+    form: "_Form"
+    dates: dict[str, str] = field(default_factory=dict)  # as of `Block`
+    people: list[pa.Array] = field(default_factory=list)  # the keys of its subjects
+    odd: dict[str, list[str]] = field(
+        default_factory=dict
+    )  # column → forms of cells that were not read
+
+    def survey(self, counts: TableCounts, job: Import) -> None:
+        """The first pass, and which columns are needed."""
+        table_map = self.form.table_map
+        # rows without a readable subject are counted as `no_person`
+        counts.columns["no_person"] = table_map.subject
+        needed = (table_map.subject, *table_map.number_columns(), *table_map.keys())
+        counts.required |= {*needed}
+        columns = (table_map.id_columns(), table_map.number_columns(), table_map.code_columns())
+        self.dates = job.survey(
+            [self.table],
+            counts,
+            table_map.date_columns(),
+            self.form.look,
+            [name for group in columns for name in group],
+            decimal=table_map.decimal,
+            written=table_map.dates,
+        )
+
+    def blocks(self, counts: TableCounts, job: Import) -> Iterator[Block]:
+        """The rows of the second pass."""
+        table_map = self.form.table_map
+        return job.blocks(
+            [self.table], counts, table_map.columns(), self.dates, decimal=table_map.decimal
+        )
+
+    def add(
+        self, block: Block, base: dict[str, Any], writer: MedsWriter, book: CodeBook, job: Import
+    ) -> None:
+        """Add the rows of a block."""
+        table_map = self.form.table_map
+        times: Times = {
+            when: _times(when, block, self.form) for when in dict.fromkeys(table_map.whens())
+        }
+        self.form.note_midnights(block, times)
+        for name, keys in table_map.keys().items():
+            listed = key_places(block.text(name), keys)
+            block.counts.count_cells(name, 0, 0, block.text(name).null_count - listed.null_count)
+        writer.add(_rows(self.form, block, base, times, book, job))
+        for name in table_map.strict_columns():
+            read = block.times if name in table_map.date_columns() else block.numbers
+            if is_text(block.rows[name].type) and len(self.odd.get(name, ())) < 2:
+                self.odd.setdefault(name, []).extend(shapes(block.text(name), read(name)))
+
+    def refuse_unread(self, counts: TableCounts) -> None:
+        """Refuse a column of dates of which cells are lost: a tenth of them, or one of a birth, a death or an end.
+
+        Raises:
+            EhrseqError: With the forms of two cells, never with a cell.
+        """
+        table_map = self.form.table_map
+        for name in table_map.strict_columns():
+            cells, is_sure = counts.cells[name], name in table_map.sure_columns()
+            if cells.unread > (0 if is_sure else MOST_UNREAD * cells.filled):
+                look = " and ".join(dict.fromkeys(self.odd.get(name, ["another kind of value"])))
+                kind = "dates" if name in table_map.date_columns() else "numbers"
+                raise EhrseqError(
+                    f"{cells.unread:,} of {cells.filled:,} cells of column {name} cannot be read as {kind}; they look "
+                    f"like {look}",
+                    where=self.table.where,
+                    fix="say in the map how dates are written, as in dates: '%d-%b-%y' for 03-Feb-15, or list what "
+                    "means nothing, as in missing: [unknown]",
+                )
 
 
 @dataclass

@@ -19,7 +19,7 @@ from ehrsequencing.config import ImportConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import refuse_overlap, refuse_pipes
 from ehrsequencing.core.outputs import IMPORTED, complete_folder, write_manifest
-from ehrsequencing.readers.cells import Block, Order, count_dates, date_order
+from ehrsequencing.readers.cells import Block, count_dates, date_order
 from ehrsequencing.readers.import_report import ImportReport, TableCounts
 from ehrsequencing.readers.meds_writer import MedsWriter
 from ehrsequencing.readers.table_files import SourceTable
@@ -98,7 +98,8 @@ class Import:
         others: Sequence[str] = (),
         *,
         decimal: str = ".",
-    ) -> dict[str, Order]:
+        written: str | None = None,
+    ) -> dict[str, str]:
         """A first pass over a table: count its lost lines, and find the order of dates in its columns of text.
 
         Args:
@@ -108,6 +109,7 @@ class Import:
             look: Looks at each block.
             others: Other columns that it looks at.
             decimal: Decimal mark of numbers that it looks at.
+            written: The order of its dates, or how they are written, where that is known.
 
         Raises:
             EhrseqError: The dates of a column are ambiguous, or the table cannot be read.
@@ -126,7 +128,9 @@ class Import:
                 lost, line = table.lost_rows()
                 counts.lose_lines(table.file or "", lost, line)
                 self.report.counts["malformed_line"] += lost
-        where, setting = tables[0].where, self.settings.dates
+        where, setting = tables[0].where, written or self.settings.dates
+        if setting is not None and "%" in setting:
+            return dict.fromkeys(orders, setting)
         return {
             name: date_order(cells, setting, where=f"{where}, column {name}")
             for name, cells in orders.items()
@@ -137,7 +141,7 @@ class Import:
         tables: Sequence[SourceTable],
         counts: TableCounts,
         columns: Sequence[str],
-        dates: dict[str, Order],
+        dates: dict[str, str],
         *,
         decimal: str = ".",
     ) -> Iterator[Block]:

@@ -14,7 +14,6 @@ from ehrsequencing.readers.cells import (
     NO_NUMBER,
     NO_TEXT,
     Block,
-    Order,
     parse_numbers,
     refuse_scientific,
     whole_text,
@@ -110,7 +109,7 @@ def _find(source: Path) -> dict[str, Path]:
     return {name: by_table[name] for name in tables if name in by_table}
 
 
-def _survey(table: SourceTable, counts: TableCounts, job: Import) -> dict[str, Order]:
+def _survey(table: SourceTable, counts: TableCounts, job: Import) -> dict[str, str]:
     """Check the columns of a file, find out how its dates are written, and count rows that cannot be parsed."""
     if counts.name == "patients":
         person, start = "ID", ""

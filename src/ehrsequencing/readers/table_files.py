@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -105,6 +104,7 @@ def open_table(
     name: str | None = None,
     missing: Sequence[str] = (),
     plain_tabs: bool = False,
+    encoding: str = "utf-8",
 ) -> SourceTable:
     """Look at a file of a table: Parquet by its ending, else CSV, plain or gz.
 
@@ -112,6 +112,7 @@ def open_table(
         path: The file.
         name: What the report calls it; default: its name.
         missing: Texts that mean null, besides empty text.
+        encoding: Of a CSV file.
         plain_tabs: Whether no field is quoted if there are tabs and no quotes in the header, as in Athena's files.
 
     Raises:
@@ -127,8 +128,25 @@ def open_table(
         raise EhrseqError(
             f"holds {held}", where=str(path), fix="give the file the ending of what it holds"
         )
-    read = _parquet_table if expected == "Parquet" else partial(_csv_table, plain_tabs=plain_tabs)
-    return read(path, name or path.name, missing)
+    if expected == "Parquet":
+        return _parquet_table(path, name or path.name, missing)
+    return _csv_table(path, name or path.name, missing, plain_tabs, encoding)
+
+
+def encoding_of(path: Path) -> str:
+    """UTF-8, or Latin-1 for a CSV file that is none, as German Excel writes it."""
+    opened = gzip.open if path.suffix.lower() == ".gz" else open
+    if path.suffix.lower() == ".parquet":
+        return "utf-8"
+    try:
+        with opened(path, "rt", encoding="utf-8") as file:
+            while file.read(BLOCK_BYTES):
+                pass
+    except UnicodeDecodeError:
+        return "cp1252"
+    except (OSError, EOFError):
+        pass  # whoever reads it says so
+    return "utf-8"
 
 
 _WHOLE = "check that the file is whole"
@@ -211,6 +229,7 @@ class _Csv:
     delimiter: str
     lines: "_Lines"
     plain: bool  # no field is quoted, whatever the lines show
+    encoding: str
     parsed: int = 0  # rows of the last reading, as the next one
     rejected: int = 0
 
@@ -235,7 +254,7 @@ class _Csv:
             newlines_in_values=self.has_quotes,
             invalid_row_handler=self._skip,
         )
-        for batch in _batches(self.path, self.header, parse, convert):
+        for batch in _batches(self.path, self.header, parse, convert, self.encoding):
             self.parsed += len(batch)
             yield pa.Table.from_batches([batch])
 
@@ -284,10 +303,13 @@ class _Lines:
             self.quoted = bool(pc.any(pc.match_substring_regex(some, field)).as_py())
 
 
-def _csv_table(path: Path, name: str, missing: Sequence[str], plain_tabs: bool) -> SourceTable:
+def _csv_table(
+    path: Path, name: str, missing: Sequence[str], plain_tabs: bool, encoding: str
+) -> SourceTable:
     """Scan the header and the lines of a CSV file."""
     opened = gzip.open if path.suffix.lower() == ".gz" else open
-    with _reading(path, _AS_CSV), opened(path, "rt", encoding="utf-8-sig", newline="") as file:
+    as_text = "utf-8-sig" if encoding == "utf-8" else encoding
+    with _reading(path, _AS_CSV), opened(path, "rt", encoding=as_text, newline="") as file:
         line = file.readline(BLOCK_BYTES)
         if len(line) >= BLOCK_BYTES:  # the first line of a gzip file may be as long as it likes
             raise OSError
@@ -308,15 +330,21 @@ def _csv_table(path: Path, name: str, missing: Sequence[str], plain_tabs: bool) 
         lines.add(number, batch["line"])
         number += len(batch)
     is_plain = plain_tabs and delimiter == "\t" and '"' not in line
-    table = _Csv(path, header, missing, delimiter, lines, is_plain)
+    table = _Csv(path, header, missing, delimiter, lines, is_plain, encoding)
     return SourceTable(str(path), name, names, frozenset(names), table.read, table.lost_rows)
 
 
 def _batches(
-    path: Path, header: list[str], parse: pacsv.ParseOptions, convert: pacsv.ConvertOptions
+    path: Path,
+    header: list[str],
+    parse: pacsv.ParseOptions,
+    convert: pacsv.ConvertOptions,
+    encoding: str = "utf-8",
 ) -> Iterator[pa.RecordBatch]:
     """The blocks of a CSV file; none where it has only a header."""
-    read = pacsv.ReadOptions(column_names=header, skip_rows=1, block_size=BLOCK_BYTES)
+    read = pacsv.ReadOptions(
+        column_names=header, skip_rows=1, block_size=BLOCK_BYTES, encoding=encoding
+    )
     packing = "gzip" if path.suffix.lower() == ".gz" else None  # Arrow knows it in lower case only
     with _reading(path, _AS_CSV):
         try:

@@ -20,7 +20,8 @@ from ehrsequencing.records.codes import (
     read_parents,
     what_comes_close,
 )
-from ehrsequencing.records.events import DAY_US, DEATH
+from ehrsequencing.records.episodes import TERMS
+from ehrsequencing.records.events import BIRTH, DAY_US, DEATH, FOLLOW_UP, MOVED
 from ehrsequencing.records.follow_up import LONG_DAYS, MOST
 from ehrsequencing.records.meds import MedsReader, is_simulation
 from ehrsequencing.records.survey import CodeCounts, Progress, Steps, survey
@@ -164,6 +165,9 @@ NAMES = (
     "first_diagnosis",
     "next_treatment",
 )
+BLANK = "FILL_IN_"  # what stands in a template for a code that is not known, before its role
+MOST_LIKELY = 10  # codes that are named beside it
+QUIET = (BIRTH, DEATH, *FOLLOW_UP)
 _WORDS = {
     "ADMISSION": "an admission",
     "DISCHARGE": "a discharge",
@@ -213,7 +217,7 @@ class Suggestion:
         name: Of the template.
         title: Its question.
         missing: What the data has no code of; empty where the template fits.
-        text: The task file, filled in; empty where it does not fit.
+        text: The task file, filled in, with blanks for what is missing.
         covers: The people and the stays that it is about, and the visits that it leaves out; empty where it is about
             no stays.
     """
@@ -242,7 +246,8 @@ def suggest(
     groups = [CodeMatcher(begins) for begins, _ in _STAYS]
     surveyed = survey(reader, lambda: CodeCounts(groups), Steps(reader, 0, progress))
     people = {code: n for code, n in surveyed.part.subjects.items() if n >= SMALLEST_COUNT}
-    codes = find_roles(people, read_descriptions(data), subjects=len(surveyed.subject_id))
+    descriptions = read_descriptions(data)
+    codes = find_roles(people, descriptions, subjects=len(surveyed.subject_id))
     living = surveyed.days.leaving - surveyed.days.deaths
     gone = living[surveyed.days.day < surveyed.end_us // DAY_US - LONG_DAYS].sum()
     if gone >= MOST * living.sum() and "{code:" not in codes["CENSORING"]:
@@ -255,12 +260,34 @@ def suggest(
         path = files("ehrsequencing.config") / "templates" / f"{name}.yaml"
         text = path.read_text(encoding="utf-8")
         wanted = dict.fromkeys(re.findall(r"\$([A-Z]+)", text))
-        missing = tuple(_WORDS[role] for role in wanted if role not in codes)
+        blanks = [role for role in wanted if role not in codes]
         title = text.partition("\n")[0].removeprefix("# ")
-        filled = "" if missing else Template(text).substitute(codes)
-        covers = _covers(surveyed.part, people, codes) if filled and "ADMISSION" in wanted else ""
+        filled = Template(text).substitute(codes | {role: f"{BLANK}{role}" for role in blanks})
+        filled = (
+            "".join(_blank(role, surveyed.part, people, descriptions) for role in blanks) + filled
+        )
+        covers = ""
+        if "ADMISSION" in wanted and "ADMISSION" in codes:
+            covers = _covers(surveyed.part, people, codes)
+        missing = tuple(_WORDS[role] for role in blanks)
         suggestions.append(Suggestion(name, title, missing, filled, covers))
     return suggestions
+
+
+def _blank(
+    role: str, counts: CodeCounts, people: Mapping[str, int], descriptions: Mapping[str, str]
+) -> str:
+    """A remark on a blank of a template: the codes that are likeliest, by their words, then by their people."""
+    words = re.compile(TERMS["blanks"][role], re.IGNORECASE)
+
+    def rank(code: str) -> tuple[bool, int, str]:
+        return (not words.search(f"{code} {descriptions.get(code, '')}"), -people[code], code)
+
+    likely = sorted((code for code in people if code not in QUIET), key=rank)[:MOST_LIKELY]
+    named = ", ".join(f"{code} ({counts.rows[code]:,} rows)" for code in likely)
+    return (
+        f"# Put the code of {_WORDS[role]} in place of {BLANK}{role}; it may be one of: {named}\n"
+    )
 
 
 def _covers(counts: CodeCounts, people: Mapping[str, int], roles: Mapping[str, str]) -> str:
@@ -275,7 +302,11 @@ def _covers(counts: CodeCounts, people: Mapping[str, int], roles: Mapping[str, s
     ]
     stays = sum(rows for code, rows in counts.rows.items() if is_stay(code))
     left_out = f"; visits left out: {', '.join(others)}" if others else ""
-    return f"{counts.people[place]:,} people, {stays:,} stays{left_out}"
+    moves = sum(rows for code, rows in counts.rows.items() if code.startswith(MOVED))
+    joined = (
+        f"; {moves:,} moves between hospitals are no discharge and no admission" if moves else ""
+    )
+    return f"{counts.people[place]:,} people, {stays:,} stays{joined}{left_out}"
 
 
 def find_roles(

@@ -65,7 +65,11 @@ def horizon_nll(
 
 
 def cumulative_incidence(
-    hazards: Floats, edges_days: Sequence[float], horizons_days: Floats, *, start_days: float = 0.0
+    hazards: Floats,
+    edges_days: Sequence[float],
+    horizons_days: Floats,
+    *,
+    start_days: float | Floats = 0.0,
 ) -> Floats:
     """Probability of each cause by each horizon, given no event until `start_days` (s).
 
@@ -74,8 +78,9 @@ def cumulative_incidence(
     Args:
         hazards: (R, E, K) per day.
         edges_days: The K − 1 inner edges.
-        horizons_days: (H,) from the prediction time, not from s; a horizon at or before s has probability 0.
-        start_days: s.
+        horizons_days: (H,) from the prediction time, not from s; a horizon at or before s has probability 0. Or (H, R),
+            for each row its own.
+        start_days: s, of all rows or (R,).
 
     Returns:
         (R, E, H).
@@ -87,8 +92,9 @@ def cumulative_incidence(
     share = hazards / np.where(total > 0, total, 1.0)[:, None]
     horizons = np.asarray(horizons_days, dtype=np.float64)
     out = np.empty((*hazards.shape[:2], len(horizons)))
-    for h, days in enumerate(exposure(edges_days, np.full(len(horizons), start_days), horizons)):
-        inside = total * days
+    starts = np.atleast_1d(start_days)
+    for h, stops in enumerate(horizons):
+        inside = total * exposure(edges_days, starts, np.atleast_1d(stops))
         before = np.exp(-(np.cumsum(inside, axis=1) - inside))
         out[:, :, h] = np.einsum("rek,rk->re", share, before * -np.expm1(-inside))
     return out

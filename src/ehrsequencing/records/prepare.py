@@ -5,25 +5,21 @@ The first pass reads the shards, fits vocabulary and scales on training subjects
 number of subjects.
 """
 
-import itertools
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from copy import copy
-from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property, partial
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import numpy as np
 
-from ehrsequencing.config import StudyConfig, TaskConfig, VisitsConfig, validated
+from ehrsequencing.config import StudyConfig, TaskConfig
 from ehrsequencing.core.arrays import Ints, hash_u64
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import (
-    read_json,
     refuse_overlap,
     remembered,
     sha256,
@@ -35,30 +31,17 @@ from ehrsequencing.core.outputs import PREPARED, complete_folder, write_manifest
 from ehrsequencing.core.version import __version__
 from ehrsequencing.records.attrition import Tally, nobody_left
 from ehrsequencing.records.codes import (
-    CodeMatcher,
-    excluded_codes,
     other_spellings,
-    read_parents,
 )
-from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.deaths import refuse_undated, write_doubtful
-from ehrsequencing.records.encoding import encode_rows, encode_timelines
 from ehrsequencing.records.events import (
-    DOUBTFUL_DEATH,
-    ENDS,
-    Events,
-    KeptRows,
-    keep,
     ranges,
-    read_kept,
 )
-from ehrsequencing.records.follow_up import compare_end, count_beyond, count_ends
+from ehrsequencing.records.follow_up import compare_end, count_beyond
 from ehrsequencing.records.labels import write_cohort
 from ehrsequencing.records.meds import (
     IMPORT_SETTINGS,
     SPLITS,
-    LateRows,
-    MedsReader,
     data_name,
     find_shards,
     parquet_files,
@@ -71,42 +54,31 @@ from ehrsequencing.records.parallel import PROCESSES, call_in_order, count_rows,
 from ehrsequencing.records.people import PEOPLE, measures_to_keep
 from ehrsequencing.records.prepared import SECTIONS, Prepared
 from ehrsequencing.records.reference import write_reference
-from ehrsequencing.records.same_day import study_of_days
+from ehrsequencing.records.shards import (
+    CODES,
+    KEPT,
+    OUTCOMES,
+    RANGE_ROWS,
+    EncodedShard,
+    FirstPass,
+    ShardWork,
+)
 from ehrsequencing.records.splits import (
-    SplitLookup,
-    cut_by_design,
-    cut_us,
     require_room,
-    split_lookup,
     split_source,
 )
 from ehrsequencing.records.survey import (
-    DayCounts,
     Part,
     Progress,
     Steps,
     Survey,
-    count_days,
     survey,
 )
 from ehrsequencing.records.timelines import (
     ArrayAppender,
-    OutcomeEvents,
-    TaskRows,
     Timelines,
     open_arrays,
 )
-from ehrsequencing.records.visits import make_record
-from ehrsequencing.records.vocabulary import Vocabulary
-from ehrsequencing.records.vocabulary_fit import VocabularyFit
-
-# in the folder that is being made: rows between the passes, all codes, and events of all codes that a task's outcomes
-# match
-_KEPT, _CODES, _OUTCOMES = ".rows", "codes.json", "outcomes"
-_RANGE_ROWS = 500_000  # about so many rows are read again at once
-_PIECE_ROWS = 1 << 17  # about so many rows are encoded at once: they fit the processor's cache
-_SHARDS_AT_ONCE = 8  # that one call of the first pass takes at most
-_CALLS_PER_PROCESS = 6  # of the first pass at least, so that all processes end at about one time
 
 
 def prepare(
@@ -193,7 +165,7 @@ def _index_files(tasks: Sequence[TaskConfig]) -> list[Path]:
     return [file for path in named for file in (parquet_files(path) if path.is_dir() else [path])]
 
 
-def _made_of(work: "ShardWork", surveyed: "Survey[Any] | None" = None) -> dict[str, str]:
+def _made_of(work: ShardWork, surveyed: "Survey[Any] | None" = None) -> dict[str, str]:
     """What the set is made of: rows as they are read, whatever their files; and what decides beside them."""
     surveyed_ = surveyed or survey(work.reader, Part)
     ids, split = surveyed_.subject_id, work.lookup(surveyed_.subject_id)
@@ -211,15 +183,15 @@ def _made_of(work: "ShardWork", surveyed: "Survey[Any] | None" = None) -> dict[s
 
 
 def fill(
-    folder: Path, work: "ShardWork", *, jobs: int, progress: Progress | None, allow_empty: bool
+    folder: Path, work: ShardWork, *, jobs: int, progress: Progress | None, allow_empty: bool
 ) -> dict[str, Any]:
     """Write everything of a prepared set but its manifest into a folder; returns the manifest's facts."""
     work.folder, reader = folder, work.reader
-    n_ranges = 1 + count_rows(reader.shards) // _RANGE_ROWS
+    n_ranges = 1 + count_rows(reader.shards) // RANGE_ROWS
     tick = Steps(reader, n_ranges, progress)
 
     # shards → rows with reasons, and what the vocabulary is fitted on
-    surveyed = survey(reader, lambda: _FirstPass(work, jobs), tick)
+    surveyed = survey(reader, lambda: FirstPass(work, jobs), tick)
     fit, fixes = surveyed.part.fit, Counter(reader.fixes)
     codes = list(fit.number)
     known, suggest = [*codes, *work.parents], [*fit.common_codes(), *work.parents]
@@ -227,7 +199,7 @@ def fill(
         builder.require_known(known, surveyed.subject_id, suggest=suggest)
     vocabulary = fit.finish()
     vocabulary.save(folder)
-    write_json(folder / _KEPT / _CODES, codes)
+    write_json(folder / KEPT / CODES, codes)
 
     # rows → visits, prediction times and labels, encoded
     ends = partial(compare_end, surveyed.days, surveyed.end_us)
@@ -266,13 +238,13 @@ def fill(
     for task in work.tasks:
         place, choice = folder / "tasks" / task.name, None
         if task.outcomes is not None:
-            events = folder / _KEPT / _OUTCOMES / task.name
+            events = folder / KEPT / OUTCOMES / task.name
             choice = choose_outcomes(place, events, task, codes, work.parents)
         write_cohort(folder, task.name)
         write_settings(place / "task.yaml", task)
         write_json(place / "attrition.json", tallies[task.name].as_json(choice))
     write_doubtful(folder, doubtful)
-    shutil.rmtree(folder / _KEPT)
+    shutil.rmtree(folder / KEPT)
     training = open_arrays(Timelines, folder / "visits" / "train")
     kept = measures_to_keep(fit.carriers_to_keep(), training, vocabulary, end_us=surveyed.end_us)
     write_json(folder / PEOPLE, kept)
@@ -290,7 +262,7 @@ def fill(
     }
 
 
-def _facts(work: "ShardWork", surveyed: "Survey[_FirstPass]") -> dict[str, Any]:
+def _facts(work: ShardWork, surveyed: "Survey[FirstPass]") -> dict[str, Any]:
     """What the manifest says of the data set and the settings."""
     reader, days = work.reader, surveyed.days
     faults = simulation_faults(reader.data)
@@ -319,145 +291,6 @@ def _facts(work: "ShardWork", surveyed: "Survey[_FirstPass]") -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True)
-class EncodedShard:
-    """What the second pass makes of some subjects."""
-
-    visits: list[Timelines]  # by split in the order of `SPLITS`
-    # per task its counts, and by split its prediction times and outcomes: of all codes, chosen at the end; none for a
-    # task without `outcomes`
-    tasks: list[tuple[Tally, list[TaskRows], list[OutcomeEvents]]]
-    fixes: Counter[str]
-    doubtful: Ints  # ids of the subjects whose death is in doubt
-
-
-@dataclass(eq=False)
-class ShardWork:
-    """The work on shards, and all that it needs but the shards; a process gets it with each call."""
-
-    reader: MedsReader
-    lookup: SplitLookup
-    study: StudyConfig
-    builders: Sequence[CohortBuilder]
-    excluded: CodeMatcher
-    parents: Mapping[str, list[str]]
-    folder: Path = Path()  # that is being made: it gets the vocabulary, and all codes of the data
-    key: str = field(default_factory=lambda: uuid4().hex)
-
-    @classmethod
-    def of_study(cls, data: Path, study: StudyConfig, tasks: Sequence[TaskConfig]) -> "ShardWork":
-        """The work of a study on a data set; where it does not say how visits are cut, as the data's import noted."""
-        noted = read_card(data).get(IMPORT_SETTINGS, {}).get("visits", {})
-        if noted and not {"by", "column"} & study.visits.model_fields_set:
-            values = study.visits.model_dump() | dict(noted)
-            visits = validated(VisitsConfig, values, where=f"{data}/metadata/dataset.json")
-            study = study.model_copy(update={"visits": visits})
-        study = study_of_days(study, tasks)
-        reader, parents = MedsReader(data, study.data, study), read_parents(data)
-        ends = [code for task in tasks for code in task.censoring.code or ()]
-        reader.ends = CodeMatcher([*ENDS, *ends], parents=parents)
-        excluded = excluded_codes(study, tasks, parents)
-        lookup = split_lookup(data, study=study, tasks=tasks, excluded=excluded, parents=parents)
-        builders = [CohortBuilder(task, parents=parents) for task in tasks]
-        return cls(reader, lookup, study, builders, excluded, parents)
-
-    @property
-    def tasks(self) -> list[TaskConfig]:
-        """The questions."""
-        return [builder.task for builder in self.builders]
-
-    def new_fit(self) -> VocabularyFit:
-        """An empty fit."""
-        settings, values = self.study.vocabulary, self.study.values
-        return VocabularyFit(settings, values, excluded=self.excluded, parents=self.parents)
-
-    def fit(
-        self, shards: range, late: LateRows | None
-    ) -> tuple[list[KeptRows], list[DayCounts], VocabularyFit, Counter[str]]:
-        """First pass: collect what the vocabulary is fitted on, and keep the fixed rows, but late ones, in files.
-
-        Returns:
-            Per shard its kept rows and its rows by day; the fit of all; and how often each fix was applied.
-        """
-        reader, fit = copy(self.reader), self.new_fit()
-        reader.fixes, reader.late = Counter(), late
-        rows, days = list[KeptRows](), list[DayCounts]()
-        for number in shards:
-            events = reader.read(reader.shards[number])
-            subject_id, subject = events.subjects
-            is_train = (self.lookup(subject_id) == 0)[subject]
-            fit.update(
-                events, subject, is_train & (events.time_us < cut_us(self.study.splits, "train"))
-            )
-            days.append(count_days(events, late))
-            path = self.folder / _KEPT / f"{number}.rows"
-            rows.append(keep(events, path, fit.numbers(events.codes)))
-        return rows, days, fit, reader.fixes
-
-    def encode(self, shards: Sequence[KeptRows], dataset_end_us: int) -> list[EncodedShard]:
-        """Second pass: encode a range of subjects, piece by piece, with the stored vocabulary."""
-        pieces = read_kept(shards, self._codes, group=self.lookup, rows=_PIECE_ROWS)
-        marks = [one.censoring_codes for one in self.builders if one.censoring_codes is not None]
-        parts = (
-            part
-            for events in pieces
-            for part in cut_by_design(events, self.lookup, marks, dataset_end_us)
-        )
-        return [self._encode(*part) for part in parts]
-
-    def _encode(self, events: Events, dataset_end_us: int) -> EncodedShard:
-        """Encode visits and each task's prediction times; subjects come split by split."""
-        record = make_record(events, excluded=self.excluded, settings=self.study.visits)
-        timelines, too_old = encode_timelines(record, self._vocabulary)
-        fixes = Counter({"old_age": too_old})
-        split = self.lookup(record.subject_id)
-        bounds = np.searchsorted(split, np.arange(len(SPLITS) + 1))
-        parts = [slice(*bound) for bound in itertools.pairwise(bounds.tolist())]
-        tasks = []
-        for builder in self.builders:
-            cohort = builder.build(record, dataset_end_us=dataset_end_us)
-            fixes["after_censoring"] += cohort.after_censoring
-            tally = Tally(builder.task)
-            tally.add_cohort(cohort, split, record)
-            tally.follow_up.update(count_ends(builder, record, cohort.rows, dataset_end_us))
-            rows = encode_rows(record, cohort.rows, self._vocabulary)
-            events_ = builder.outcomes.find(record) if builder.outcomes else None
-            outcomes = [events_.take(part) for part in parts] if events_ else []
-            tasks.append((tally, [rows.take(part) for part in parts], outcomes))
-        doubtful = np.unique(events.subject_id[events.is_code(DOUBTFUL_DEATH)])
-        return EncodedShard([timelines.take(part) for part in parts], tasks, fixes, doubtful)
-
-    @cached_property
-    def _codes(self) -> tuple[str, ...]:
-        return tuple(read_json(self.folder / _KEPT / _CODES))
-
-    @cached_property
-    def _vocabulary(self) -> Vocabulary:
-        return Vocabulary.load(self.folder)
-
-
-class _FirstPass(Part):
-    """Fits the vocabulary, and keeps every shard's fixed rows in a file."""
-
-    def __init__(self, work: ShardWork, jobs: int) -> None:
-        self.work, self.jobs, self.fit = work, jobs, work.new_fit()
-        self.kept: list[KeptRows] = []
-
-    def shards(self, reader: MedsReader) -> Iterator[tuple[Ints, DayCounts]]:
-        """Read every shard, in one process or several."""
-        # several shards a call: a sample is bounded, and that of several is hardly larger than that of one
-        n = len(reader.shards)
-        step = max(1, min(_SHARDS_AT_ONCE, n // (_CALLS_PER_PROCESS * self.jobs)))
-        items = ((range(k, min(k + step, n)), reader.late) for k in range(0, n, step))
-        for parts, counts, fit, fixes in call_in_order(self.work, "fit", items, jobs=self.jobs):
-            self.fit.merge(fit)
-            reader.fixes.update(fixes)
-            codes = self.fit.numbers(tuple(fit.number))  # theirs → ours
-            for part, days in zip(parts, counts, strict=True):
-                self.kept.append(replace(part, numbers=codes.take(part.numbers)))
-                yield part.subject_id, days
-
-
 def _append(
     shard: EncodedShard, folder: Path, tallies: Mapping[str, Tally], writer: ArrayAppender
 ) -> None:
@@ -469,4 +302,4 @@ def _append(
         for split, rows in zip(SPLITS, parts, strict=True):
             writer.append(folder / "tasks" / name / split, rows)
         for split, of_split in zip(SPLITS, outcomes, strict=False):
-            writer.append(folder / _KEPT / _OUTCOMES / name / split, of_split)
+            writer.append(folder / KEPT / OUTCOMES / name / split, of_split)

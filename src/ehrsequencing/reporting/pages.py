@@ -24,7 +24,8 @@ from ehrsequencing.results.manifest_types import Origin
 Table = tuple[str, tuple[str, ...], list[tuple[str, ...]]]  # heading, columns, rows
 
 
-def _page(*, searchable: bool = False, **content: Any) -> str:
+def rendered_page(*, searchable: bool = False, **content: Any) -> str:
+    """A page of `page.html.jinja`."""
     page: dict[str, Any] = {"lines": (), "forests": {}, "panels": (), "version": __version__}
     page["search"] = ""
     if searchable:
@@ -160,7 +161,9 @@ def render_pretraining(results: dict[str, Any]) -> str:
         f"Learned from {results['subjects']:,} training subjects; {results['targets']:,} codes are targets{left_out}."
         f" The weights of epoch {results['best_epoch']} were kept. Numbers: pretraining.json.",
     ]
-    return _page(title=headline, kicker="Pretraining", lines=parts, tables=tables, notes=notes)
+    return rendered_page(
+        title=headline, kicker="Pretraining", lines=parts, tables=tables, notes=notes
+    )
 
 
 # ---------------------------------------------------------------------------------------------------- every outcome
@@ -191,7 +194,7 @@ def render_outcomes(result: dict[str, Any], *, title: str) -> str:
         f"Intervals are of {result['resamples']} resamples of subjects. Numbers: outcome-metrics.json.",
     ]
     columns = ("Outcome", "Events", f"AUC within {strata}", "C", "O/E")
-    return _page(
+    return rendered_page(
         searchable=True,
         title=title,
         kicker=f"Every outcome · {result['split'].replace('_', '-')} split, {result['subjects']} subjects",
@@ -278,7 +281,7 @@ def render_pooled(result: Mapping[str, Any]) -> str:
         sizes = [(row["step"], f"{row['train']}", f"{row['subjects']}") for row in result["steps"]]
         tables.append(("Steps", (one, "People who trained", "People tested"), sizes))
         kicker, notes = "Trained and tested again at", [result["note"]]
-    return _page(
+    return rendered_page(
         title=result["task"],
         kicker=f"{kicker} {len(result['sites'])} sites: {', '.join(result['sites'])}",
         forests=forests,
@@ -315,34 +318,43 @@ WHEN = {
 
 
 def render_list(summary: dict[str, Any], drift: Drift) -> str:
-    """The page beside a file of risks, for its owner only, as a string of HTML without a script."""
-    times, above, made_by = summary["prediction_times"], summary["above"], summary["made_by"]
+    """The page beside a file of risks, for its owner only, as a string of HTML without a script: the list first."""
+    times, made_by, over = summary["prediction_times"], summary["made_by"], summary["over"]
     asked = ", ".join(f"{n:,} at {WHEN[kind]}" for kind, n in times.items())
-    lines = [f"Asked: {asked}.", drift.verdict]
+    lines = [] if drift.passes else [drift.verdict]
     if summary["list"] is None:
         lines.insert(0, "There is no list, and nobody is named here.")
     if summary["threshold"] is not None:
         source = summary["threshold_from"].replace("--threshold", "the threshold given")
         limit = f"{percent(summary['threshold'])} or more, {source}"
-        lines.insert(1, f"{above['people']:,} people have a risk of {limit}.")
-    rows = [
-        (
-            str(one["subject_id"]),
-            one["prediction_time"].replace("T", " "),
-            percent(one["risk"]),
-            ", ".join(f"{of['code']} (+{100 * of['adds']:.1f} points)" for of in one["raised_by"]),
-        )
-        for one in summary["highest"]
-    ]
-    heads = ("Person", "Prediction time", "Risk", "Raised by")
+        had = summary["had_the_event"]
+        told = f" Of held-out people with such a risk {percent(had)} had the event." if had else ""
+        lines.append(f"{summary['above']['people']:,} people have a risk of {limit}.{told}")
+    rows = [_list_row(one) for one in summary["highest"]]
+    if summary["highest_over"]:
+        rows.append((f"Their {summary['window']} are over", "", "", ""))
+        rows += [_list_row(one) for one in summary["highest_over"]]
     run = f"Run {made_by['run']} ({made_by['fingerprint']}), data {made_by['data']}."
     if summary["list"] is not None:
         run += f" SHA-256 of the list: {summary['list'][:16]}."
-    notes = ["This page is of single people: keep it where the list is kept.", run]
-    return _page(
+    age = f" Half of them were more than {summary['median_days_ago']:,.0f} days ago"
+    age += f", and for {over:,} the {summary['window']} are over." if over else "."
+    notes = [
+        f"Asked: {asked}.{'' if summary['median_days_ago'] is None else age}",
+        *([drift.verdict] if drift.passes else []),
+        "This page is of single people: keep it where the list is kept.",
+        run,
+    ]
+    heads = ("Person", "Moment", "Risk", "Raised by")
+    return rendered_page(
         title=f"Predictions of {made_by['run']}",
         kicker=f"Risk of {summary['question']}",
         lines=lines,
         tables=[("The highest risks", heads, rows)] if summary["list"] else [],
         notes=notes,
     )
+
+
+def _list_row(one: dict[str, Any]) -> tuple[str, ...]:
+    raised = (f"{of['name']} (+{100 * of['adds']:.1f} points)" for of in one["raised_by"][:2])
+    return str(one["subject_id"]), one["moment"], percent(one["risk"]), ", ".join(raised)

@@ -49,6 +49,7 @@ def answer(m: Shared, scores: Scores, shown: Shown) -> dict[str, object]:
     hopeless = all(case["rank"] == "too few" for case in verdicts)
     return {
         "verdicts": verdicts,
+        "reached": scores.reached(),
         "hopeless": hopeless,
         "over_splits": tables.over_splits(m, ("c", "ipa", "oe")) if hopeless else {},
         "card": card(scores),

@@ -11,17 +11,23 @@ import numpy as np
 
 from ehrsequencing.config import DataConfig, DriftConfig, format_days
 from ehrsequencing.core.arrays import Ints, hash_u64
+from ehrsequencing.core.disclosure import enough_people
 from ehrsequencing.core.file_sets import output_files
-from ehrsequencing.core.files import mode_for, sha256, write_bytes, write_json
+from ehrsequencing.core.files import mode_for, remembered, sha256, write_bytes, write_json
 from ehrsequencing.core.outputs import LIST, PREDICTIONS
 from ehrsequencing.core.version import __version__
 from ehrsequencing.explain import Question, subject_records
+from ehrsequencing.explain.record import SubjectRecord
 from ehrsequencing.explain.tables import explain_subject
+from ehrsequencing.metrics.plain import cumulative_incidence
 from ehrsequencing.prediction.drift import Drift, Sampled
+from ehrsequencing.prediction.journal import Journal
 from ehrsequencing.prediction.predict import NewRecords, predict
 from ehrsequencing.prediction.prediction_file import Risks, refuse_early
 from ehrsequencing.prediction.reference import check_reference
 from ehrsequencing.prediction.run import Run, horizons_of
+from ehrsequencing.records.codes import read_descriptions
+from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.moment import KINDS, Moment
 from ehrsequencing.records.people import quantiles
 from ehrsequencing.records.scales import Sample
@@ -43,10 +49,13 @@ class Seen:
 
     column: int  # of the main horizon
     threshold: float | None
+    window_days: float  # of the main horizon; infinite for the `visit` head
     kinds: Ints = field(default_factory=lambda: np.zeros(len(KINDS), np.int64))
     above: int = 0  # prediction times
     people_above: int = 0
-    highest: list[tuple[float, int, int]] = field(default_factory=list)  # risk, subject, time
+    over: int = 0  # prediction times whose window has passed
+    # risk, subject, time; of those whose window is open, and of the others
+    highest: list[list[tuple[float, int, int]]] = field(default_factory=lambda: [[], []])
     sample: Sample = field(default_factory=Sample)
 
     def add(self, risks: Risks) -> None:
@@ -57,15 +66,21 @@ class Seen:
         identity = hash_u64(subject.view(np.uint64))
         owner = (identity >> np.uint64(32)).astype(np.uint32)
         hashed = hash_u64(identity ^ risks.prediction_us.view(np.uint64))
-        self.sample.add(np.zeros(len(risk), np.int64), hashed, risk, owner)
+        days_ago = ((risks.now_us or 0) - risks.prediction_us) / DAY_US
+        is_open = days_ago < self.window_days
+        for key, values in enumerate((risk, days_ago)):
+            self.sample.add(np.full(len(risk), key), hashed, values, owner)
+        self.over += int((~is_open).sum())
         if self.threshold is not None:
-            is_above = risk >= self.threshold
+            is_above = (risk >= self.threshold) & is_open
             self.above += int(is_above.sum())
             self.people_above += len(np.unique(subject[is_above]))
-        order = np.argsort(-risk, kind="stable")
-        first = np.sort(np.unique(subject[order], return_index=True)[1])[:HIGHEST]
-        columns = (column[order[first]].tolist() for column in (risk, subject, risks.prediction_us))
-        self.highest = sorted([*self.highest, *zip(*columns, strict=True)], reverse=True)[:HIGHEST]
+        for highest, chosen in zip(self.highest, (is_open, ~is_open), strict=True):
+            order = np.flatnonzero(chosen)[np.argsort(-risk[chosen], kind="stable")]
+            first = order[np.sort(np.unique(subject[order], return_index=True)[1])[:HIGHEST]]
+            columns = (values[first].tolist() for values in (risk, subject, risks.prediction_us))
+            found = sorted([*highest, *zip(*columns, strict=True)], reverse=True)
+            highest[:] = found[:HIGHEST]
 
 
 def write_list(
@@ -74,6 +89,7 @@ def write_list(
     out: Path,
     *,
     at: str,
+    since: str | None = None,
     horizons_days: Sequence[float] | None = None,
     facts: DataConfig | None = None,
     limits: DriftConfig | None = None,
@@ -82,6 +98,7 @@ def write_list(
     recalibrated: bool = False,
     force: bool = False,
     overwrite: bool = False,
+    journal: Journal | None = None,
     progress: Progress | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> tuple[dict[str, Any], Drift, dict[str, Path]]:
@@ -93,7 +110,7 @@ def write_list(
     """
     stem = re.sub(r"\.(parquet|csv|csv\.gz)$", "", out.name)
     page, content = out.with_name(f"{stem}.html"), out.with_name(f"{stem}.json")
-    moment = refuse_early(out, data, at, overwrite=overwrite)
+    moment = refuse_early(out, data, at, since, overwrite=overwrite)
     days = horizons_of(run, horizons_days)
     kept = run.task.horizons[len(run.task.horizons) // 2]  # of the risks that the run keeps
     is_kept = horizons_days is None or kept in days
@@ -105,7 +122,8 @@ def write_list(
         knots = run.training_people["risks"].get(group)
     if threshold is None and knots is not None:
         threshold, source = knots[TENTH], "the run's 90th percentile"
-    seen, found = Seen(main, threshold), list[tuple[NewRecords, Drift]]()
+    window = days[main] or np.inf
+    seen, found = Seen(main, threshold, window), list[tuple[NewRecords, Drift]]()
 
     def judge(records: NewRecords) -> None:
         values, owner = seen.sample.by_key().of(0)
@@ -128,11 +146,13 @@ def write_list(
                 data,
                 files[0],
                 at=at,
+                since=since,
                 horizons_days=horizons_days,
                 facts=facts,
                 limits=limits,
                 recalibrated=recalibrated,
                 force=force,
+                journal=journal,
                 progress=progress,
                 say=say,
                 each=seen.add,
@@ -152,13 +172,48 @@ def write_list(
             "threshold_from": source,
             "above": {"prediction_times": seen.above, "people": seen.people_above},
             "made_by": {**records.made_by, "version": __version__},
-            "highest": _highest(question, records, moment, seen.highest) if is_there else [],
+            "had_the_event": _had_the_event(run, threshold, days[main]),
+            "window": format_days(window) if np.isfinite(window) else "",
+            "over": seen.over,
+            "median_days_ago": _median(seen.sample),
             "drift": drift.as_json(),
         }
+        for name, highest in zip(("highest", "highest_over"), seen.highest, strict=True):
+            summary[name] = _highest(question, records, moment, highest) if is_there else []
         write_bytes(files[1], render_list(summary, drift).encode(), owner_only=True)
         write_json(files[2], summary, owner_only=True)
     wrote = {"predictions": out} if is_there else {}
     return summary, drift, wrote | {"page": page, "summary": content}
+
+
+def _median(sample: Sample) -> float | None:
+    """How many days ago half of the moments were, of 11 people or more."""
+    values, owner = sample.by_key().of(1)
+    knots = quantiles(values, owner.astype(np.int64))
+    return None if knots is None else float(knots[len(knots) // 2])
+
+
+def _had_the_event(run: Run, threshold: float | None, days: float | None) -> float | None:
+    """The share of the held-out people with such a risk at their index who had the event by then.
+
+    None where the run has them no more, or so few that it would point at a person.
+    """
+    if threshold is None or days is None or not Path(run.manifest["prepared"]).is_dir():
+        return None
+
+    def share() -> float | None:
+        records = run.prepared().records(run.task.name, "held_out")
+        risk = run.predictor.risk(records, [days], start_days=run.task.blanking)[:, 0, 0]
+        rows = records.rows
+        at = np.flatnonzero((rows.prediction_us == rows.index_us) & (risk >= threshold))
+        duration, cause = rows.duration_days[at], rows.cause[at]
+        people = len(np.unique(records.subject_id[at]))
+        if not enough_people(int(((cause == 1) & (duration <= days)).sum()), people):
+            return None
+        return float(cumulative_incidence(duration, cause, at=[days])[0])
+
+    found = remembered([run.fingerprint, "had the event", threshold, days], share)
+    return None if found is None else float(found)
 
 
 def _highest(
@@ -168,21 +223,37 @@ def _highest(
     highest: Sequence[tuple[float, int, int]],
 ) -> list[dict[str, Any]]:
     """The people with the highest risks, with the codes that raise them; their records are read again."""
-    time_of = {subject: us for _, subject, us in highest}
-    raised = dict[int, list[dict[str, Any]]]()
-    for record in subject_records(records, {*time_of}, moment):
-        row = int(np.flatnonzero(record.prediction_us == time_of[record.subject_id])[0])
+    place_of = {subject: (place, us) for place, (_, subject, us) in enumerate(highest)}
+    descriptions, found = read_descriptions(records.data), [dict[str, Any]() for _ in highest]
+    for record in subject_records(records, {*place_of}, moment) if highest else ():
+        place, us = place_of[record.subject_id]
+        row = int(np.flatnonzero(record.prediction_us == us)[0])
         rows = explain_subject(question, record, row=row, kinds=["code"])[1].to_pylist()
         adding = [one for one in rows if one["change_in_risk"] >= SMALLEST][:RAISING]
-        raised[record.subject_id] = [
-            {"code": one["code"], "adds": round(one["change_in_risk"], 4)} for one in adding
-        ]
-    return [
-        {
-            "subject_id": subject,
-            "prediction_time": str(np.datetime64(us, "us").astype("datetime64[s]")),
-            "risk": round(risk, 4),
-            "raised_by": raised[subject],
+        when = str(np.datetime64(us, "us").astype("datetime64[s]"))
+        code = _code_at_index(records, record, row)
+        found[place] = {
+            "subject_id": record.subject_id,
+            "prediction_time": when,
+            "moment": f"{when[:16].replace('T', ' ')} {descriptions.get(code, code)}".strip(),
+            "risk": round(highest[place][0], 4),
+            "raised_by": [
+                {
+                    "code": one["code"],
+                    "name": descriptions.get(one["code"], one["code"]),
+                    "adds": round(one["change_in_risk"], 4),
+                }
+                for one in adding
+            ],
         }
-        for risk, subject, us in highest
-    ]
+    return found
+
+
+def _code_at_index(records: NewRecords, record: SubjectRecord, row: int) -> str:
+    """The code that made a moment an index; empty where it is none, or where no code does."""
+    codes, after = records.builder.index_codes, round(records.run.task.index.after * DAY_US)
+    events, index_us = record.record.events, record.moments.index_us[row]
+    if codes is None or record.prediction_us[row] != index_us:
+        return ""
+    at = np.flatnonzero(codes.events(events) & (events.time_us == index_us - after))
+    return events.codes[events.code[at[0]]] if len(at) else ""

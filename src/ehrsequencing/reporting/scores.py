@@ -20,6 +20,7 @@ Case = dict[str, Any]
 Shown = Mapping[Any, str]
 # landmark, cause, horizon; None: all of them together
 Place = tuple[float | None, str | None, float | None]
+COHORT = "Aalen–Johansen"  # the baseline that models nothing
 _ABSENT: Row = {
     "model": "",
     "landmark_days": None,
@@ -128,6 +129,30 @@ class Scores:
         """The baseline with the best likelihood on the tuning subjects; the first one where a run chose none."""
         named = self.m["strongest"]
         return named if named in self.rivals else next(iter(self.rivals), None)
+
+    def reached(self) -> str | None:
+        """What only a simulation can say: how near to the truth ours and the strongest baseline come."""
+        landmark, horizon = self.main()
+        rival, truth = self.strongest(), self.truth
+        if rival is None or truth is None:
+            return None
+        cause, found = self.m["causes"][0], list[float]()
+        for metric, by, models in (
+            ("nll", None, (COHORT, truth, self.models[0], rival)),
+            ("c", horizon, (self.models[0], rival, truth)),
+        ):
+            rows = [self.values.get((one, landmark, cause, by, metric), _ABSENT) for one in models]
+            found += [row["value"] for row in rows if row["value"] is not None]
+        if len(found) < 7 or found[0] <= found[1]:
+            return None
+        nothing, best, *nll = found[:4]
+        ours, theirs = ((nothing - one) / (nothing - best) for one in nll)
+        c_ours, c_theirs, c_truth = found[4:]
+        return (
+            "Of the gain in likelihood from the cohort’s own incidence to the true hazards of the simulation, "
+            f"this model reaches {ours:.0%} and {rival} {theirs:.0%}. "
+            f"C is {c_ours:.2f} and {c_theirs:.2f}; that of the true risks is {c_truth:.2f}."
+        )
 
     # --------------------------------------------------------------------------------------------------- tables
 

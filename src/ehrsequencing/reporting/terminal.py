@@ -51,6 +51,7 @@ def metric_lines(metrics: Shared) -> list[str]:
         cells = {
             name: [*map(_cell, values), _nll(table, name, place)] for name, values in rows.items()
         }
+        lines += [reached] if (reached := table.reached()) else []
         lines += [where, *_table(heads, cells), *_difference_lines(table, landmark, horizon)]
     else:
         lines += [f"NLL of {name}: {text}" for name in shown if (text := _nll(table, name, place))]
@@ -110,6 +111,12 @@ def _oracle_lines(oracle: Oracle | None) -> list[str]:
     less, error = oracle["nll_difference"], 1.96 * oracle["nll_difference_se"]
     ends = with_interval(less, less - error, less + error, "+.4f")
     lines = [f"NLL less that of the true hazards: {ends}"]
+    whole: dict[str, float] = {}
+    for row in oracle.get("excess", []):
+        whole.setdefault(row["kind"], row["value"])  # the first row of a kind is of all its time
+    if whole:
+        said = ", ".join(f"{value:.4f} at {kind} times" for kind, value in whole.items())
+        lines.append(f"cost above the true hazards, without the chance of events: {said}")
     z, nll_z = oracle["beats_oracle_z"], oracle["nll_z"]
     if z > 3:
         lines.append(

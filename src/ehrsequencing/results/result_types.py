@@ -211,6 +211,16 @@ class Trajectory(TypedDict):
     band: NotRequired[dict[str, dict[str, list[float]]]]  # of an ensemble
 
 
+class ExcessRow(TypedDict):
+    """What the model's hazards cost above the true ones, in nats a prediction time, chance of events removed."""
+
+    kind: str  # visit or query
+    from_days: float
+    until_days: float
+    prediction_times: int
+    value: float
+
+
 class Oracle(TypedDict):
     """The truth of a simulation; of a run also its NLL beside the truth's, as `evaluation.oracle` explains."""
 
@@ -223,6 +233,7 @@ class Oracle(TypedDict):
     nll_z: NotRequired[float]
     foresight_z: NotRequired[float]
     prediction_times: NotRequired[int]
+    excess: NotRequired[list[ExcessRow]]
 
 
 # ---- parts that some evaluations have ----

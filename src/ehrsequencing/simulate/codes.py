@@ -35,6 +35,29 @@ _SINGLE = {
     ),
     OTHER_LAB: ("Laboratory value without meaning", "LAB"),
 }
+# What codes are called where `words` is set, in the order of the list; those beyond keep their numbers.
+WORDS = {
+    "DX": (
+        "Angina|Atrial fibrillation|Aortic stenosis|Heart failure|Hypertension|Type 2 diabetes|Chronic kidney disease|"
+        "COPD|Obesity|Atherosclerosis|Hyperlipidaemia|Sleep apnoea|Asthma|Anaemia|Arthrosis|Back pain|Bronchitis|"
+        "Cataract|Cellulitis|Constipation|Cystitis|Depression|Dermatitis|Diverticulosis|Dizziness|Eczema|Fatigue|"
+        "Fracture of the wrist|Gastritis|Glaucoma|Gout|Haemorrhoids|Hay fever|Headache|Hearing loss|Hernia|"
+        "Hypothyroidism|Influenza|Insomnia|Migraine|Osteoporosis|Pneumonia|Psoriasis|Reflux|Sinusitis|Tonsillitis"
+    ),
+    "RX": (
+        "Furosemide|Warfarin|Bisoprolol|Allopurinol|Amoxicillin|Aspirin|Budesonide|Calcium|Cetirizine|Codeine|"
+        "Diclofenac|Doxycycline|Folic acid|Gabapentin|Ibuprofen|Iron|Lactulose|Levothyroxine|Loratadine|Macrogol|"
+        "Metoclopramide|Mirtazapine|Omeprazole|Paracetamol|Pregabalin|Sertraline|Tamsulosin|Tramadol|Vitamin D|"
+        "Zopiclone"
+    ),
+    "PROC": (
+        "Echocardiography|Stress test|Coronary angiography|Audiometry|Biopsy of the skin|Blood count|Bone density|"
+        "Chest X-ray|Colonoscopy|CT of the abdomen|Dental check|Electrocardiogram|Eye examination|Gastroscopy|"
+        "Hearing aid|Immunisation|Joint injection|Mammography|MRI of the spine|Physiotherapy|Sonography|Spirometry|"
+        "Suture|Urinalysis|Vaccination"
+    ),
+    "LAB": "Creatinine|C-reactive protein",
+}
 _BACKGROUND_KINDS = ("DX", "RX", "PROC")
 _GROUPS = {
     "EVENT": ("What strikes", None),
@@ -97,10 +120,22 @@ class CodeTable:
             self.single[EMPTY_VISIT] = self._add(
                 {EMPTY_VISIT: "A visit at which nothing else is written"}, [None]
             )
+        if config.words:
+            self._name_by_words()
         self._groups = {
             **_GROUPS,
             **{name: ("Ten background codes", "BACKGROUND") for name in decades},
         }
+
+    def _name_by_words(self) -> None:
+        """Rename all codes but the outcome's; the description tells which code it was."""
+        words = {kind: iter(text.split("|")) for kind, text in WORDS.items()}
+        for number, name in enumerate(self.names):
+            kind = name.partition("//")[0]
+            word = None if name == OUTCOME_CODE else next(words.get(kind, iter(())), None)
+            if word is not None:
+                self.names[number] = f"{kind}//{word}"
+                self.descriptions[number] += f" ({name})"
 
     def _add(self, codes: dict[str, str], groups: Sequence[str | None]) -> int:
         """Append codes, each in its group or all in one; answers the number of the first."""

@@ -140,6 +140,7 @@ def split_of(subject_id: Ints) -> Ints:
 def task_yaml(config: SimulationConfig) -> str:
     """The task that the truth answers."""
     outcome, death = CAUSES
+    names = [*horizons(config.follow_up_max_years, config.last_horizon_years)]
     return f"""\
 # Time from enrolment, and from the end of every later visit, to the outcome; death competes.
 name: simulated
@@ -148,7 +149,8 @@ index:      {{code: {ENROLMENT}, which: first}}
 outcome:    {{{outcome}: {OUTCOME_CODE}}}
 competing:  {{{death}: {DEATH_CODE}}}
 censoring:  {{code: {END_OF_FOLLOW_UP}}}
-horizons:   [{", ".join(horizons(config.follow_up_max_years, config.last_horizon_years))}]
+horizons:   [{", ".join(names)}]
+main:       {names[-1]}
 landmarks:  [0d]
 """
 

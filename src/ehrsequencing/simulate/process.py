@@ -139,6 +139,9 @@ class SimulationConfig(BaseModel):
     # mean number drawn; repeats within a visit count once
     background_per_visit: float = Field(2.0, ge=0, le=200)
 
+    # Codes have names of diagnoses, drugs, procedures and laboratory values; records and truth stay the same
+    words: bool = False
+
     # The truth's precision: simulated futures per prediction time (in mirrored pairs)
     truth_futures: int = Field(128, ge=4, le=1_000_000, multiple_of=2)
 

@@ -69,7 +69,7 @@ class Plan:
             study: Settings.
             init: A model to start from.
             as_given: A network alone, by the study as it stands, without the cohort's defaults.
-            say: Called with why there is no blend, where nothing was asked.
+            say: Called with why there is no blend, where nothing was asked, and with what the records decide.
 
         Raises:
             EhrseqError: There is too little to train on, or a setting is impossible here.
@@ -92,10 +92,13 @@ class Plan:
             "training": training,
             "transfer": study.transfer,
         }
+        config = resolve_model(given, prepared, task, train, training)
+        if config.query_follows_visit and training.network:
+            say("a query begins with its last visit: most codes of these records carry no number")
         return cls(
             prepared,
             task,
-            resolve_model(given, prepared, task, train, training),
+            config,
             prepared.study.model_copy(update=decided),
             train,
             tuning,

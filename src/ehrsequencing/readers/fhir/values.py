@@ -37,6 +37,12 @@ def valued(row: Row, part: Resource) -> Row:
     name, value = value_of(part)
     if name == "valueQuantity" and isinstance(value, dict):
         made = _with_quantity(row, value)
+    elif name in ("valueRatio", "valueRange") and isinstance(value, dict):
+        simple = _quantity_of(value)
+        if isinstance(simple, dict):
+            made = _with_quantity(row, simple)
+        else:
+            made = row._replace(cell="unread", text=simple or json.dumps(value))
     else:
         made = _with_other(row, name, value)
     is_known = row.code is not None and not row.code.startswith(UNCODED)
@@ -53,6 +59,34 @@ def _with_quantity(row: Row, quantity: Resource) -> Row:
         return row._replace(cell="unread", text=f"{comparator or ''}{written}")
     row = row._replace(cell="values", number=number)
     return row if unit is None else row._replace(code=f"{row.code}//{unit}", parent=row.code)
+
+
+def _quantity_of(value: Resource) -> dict[str, Any] | str | None:
+    """A ratio or a range as a number with its unit, else as a text such as 1:8 or >=3; None where it is neither.
+
+    A titre is one to a number; a range of one number is this number.
+    """
+    parts = [value.get(name) or {} for name in ("numerator", "denominator", "low", "high")]
+    above, below, low, high = (number_of(part.get("value")) for part in parts)
+    units = [text(part, "code") or text(part, "unit") for part in parts]
+    is_plain = not any(text(part, "comparator") for part in parts)
+    if (
+        above is not None
+        and below
+        and is_plain
+        and (all(units[:2]) or (above == 1 and not any(units)))
+    ):
+        both = f"{units[0]}/{units[1]}"
+        return (
+            {"value": above / below, "unit": both}
+            if units[0]
+            else {"value": below, "unit": "{titer}"}
+        )
+    if low is not None and low == high:
+        return {"value": low, "unit": units[2] or units[3]}
+    if low is not None and high is not None:
+        return f"{low:g}-{high:g}"
+    return f">={low:g}" if low is not None else f"<={high:g}" if high is not None else None
 
 
 def _with_other(row: Row, name: str, value: Any) -> Row:

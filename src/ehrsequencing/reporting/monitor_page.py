@@ -1,0 +1,211 @@
+"""The page of `ehrseq monitor`: events, accuracy and drift over time; and what of it may leave the host."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ehrsequencing.core.arrays import Floats
+from ehrsequencing.core.files import Shareable
+from ehrsequencing.evaluation.monitor import Watch, day_text
+from ehrsequencing.metrics.sequential import BAND, START_EVERY
+from ehrsequencing.reporting.chart import Chart, Curve, Estimate, Figure
+from ehrsequencing.reporting.pages import Table, rendered_page
+from ehrsequencing.reporting.wording import plain, with_interval
+from ehrsequencing.results.night import redact_night
+
+MOST_MONTHS = 4  # in the table; the figure has all
+DO = {
+    "nothing": "Do nothing.",
+    "look": "Look at the feed and at how outcomes are recorded, before the model.",
+    "update": "Update the run with ehrseq update, which tests whether the level or the slope has changed; "
+    "train again where that does not bring events back to what is predicted.",
+}
+
+
+def render_monitor(watch: Watch) -> str:
+    """The page as a string of HTML, for its owner only."""
+    periods = _periods(watch)
+    lines = [watch.verdict, DO[watch.action], watch.drifts[0].verdict, watch.since_last_quarter]
+    figures = {"Events by four weeks": _events(periods, watch)} if periods else {}
+    if watch.months:
+        figures["C of each four weeks' predictions"] = _accuracy(watch)
+    if watch.history:
+        nights = [night[0] for night in watch.history]
+        curves = [
+            Curve(k, name, nights, [night[k + 1] for night in watch.history])
+            for k, name in enumerate(("training", "a quarter ago"))
+        ]
+        figures["Drift by night"] = _over_time(
+            curves,
+            [],
+            title="The largest difference",
+            top=1.0,
+        )
+    rows: list[tuple[str, ...]] = [
+        (name, *_counts(watch.observed[:, k], watch.expected[:, k]))
+        for k, name in enumerate(watch.streams)
+    ]
+    tables: list[Table] = [
+        ("Observed so far", ("Of whom", "Observed", "Expected", "O/E (95%)"), rows)
+    ]
+    if watch.months:
+        tables.append(_accuracy_table(watch))
+    return rendered_page(
+        title=f"Watch of {watch.run}",
+        kicker=f"{watch.question} · run {watch.run}",
+        lines=lines,
+        forests=figures,
+        tables=tables,
+        notes=_notes(watch),
+    )
+
+
+def night_line(watch: Watch) -> Shareable[dict[str, Any]]:
+    """What may leave the host every night: for `--json` and Prometheus."""
+    last = watch.months[-1].expected[:, 0] if watch.months else [None] * 3
+    facts = {
+        "run": watch.run,
+        "verdict": watch.verdict,
+        "alarm": watch.is_alarm,
+        "since": None if watch.alarm_day is None else day_text(watch.alarm_day),
+        "action": watch.action,
+        "threshold": watch.threshold,
+        **dict(
+            zip(("expected_c", "expected_brier", "expected_ipa"), map(_known, last), strict=True)
+        ),
+        "drift": watch.history[-1][1],
+        "drift_since_last_quarter": watch.history[-1][2],
+    }
+    n = sum(name.startswith("everybody") for name in watch.streams)
+    observed, expected = (one[:, :n].sum(axis=1) for one in (watch.observed, watch.expected))
+    return redact_night(facts, watch.days, observed, expected, watch.evidence.total)
+
+
+def _known(value: float | None) -> float | None:
+    return None if value is None or np.isnan(value) else float(value)
+
+
+def prometheus(watch: Watch) -> str:
+    """The numbers of `night_line` in Prometheus' text format."""
+    numbers = {n: v for n, v in night_line(watch).items() if isinstance(v, int | float)}
+    lines = [f"ehrseq_monitor_{name} {float(value):g}" for name, value in numbers.items()]
+    return "\n".join(["# ehrseq monitor", *lines, ""])
+
+
+def _notes(watch: Watch) -> list[str]:
+    gap = "There are no held-out people any more to compare with."
+    if watch.gap is not None:
+        c, brier, ipa = (f"{one:+.3f}" for one in watch.gap)
+        gap = f"For the held-out people, expected less realised: C {c}, Brier score {brier}, IPA {ipa}."
+    return [
+        "This page is of few people and of single days: keep it where the journal is kept.",
+        f"Days are counted once they are {watch.lag_days:g} days old, and then stay as they are. Reported later, and"
+        f" not counted: {watch.later} events.",
+        f"The evidence must reach {watch.threshold:g} for an alarm. A run whose O/E lies between {BAND[0]} and"
+        f" {BAND[1]} raises one with a probability of at most {1 / watch.threshold:.3g}, however often one looks.",
+        f"“Expected” holds if the hazards are right. {gap}",
+    ]
+
+
+def _periods(watch: Watch) -> list[tuple[float, float, float]]:
+    """Middle day, observed and expected events of the first cause, by four weeks."""
+    starts = range(0, len(watch.days), START_EVERY)
+    sums = [
+        [counts[start : start + START_EVERY, 0].sum() for start in starts]
+        for counts in (watch.observed, watch.expected)
+    ]
+    middle = [float(watch.days[min(start + 14, len(watch.days) - 1)]) for start in starts]
+    return list(zip(middle, *sums, strict=True))
+
+
+def poisson_interval(count: float) -> tuple[float, float]:
+    """Byar's 95 % limits of the mean of a count.
+
+    >>> [round(one, 1) for one in poisson_interval(10)]
+    [4.8, 18.4]
+    """
+    low, high = (
+        (n * (1 - 1 / (9 * n) + sign * 1.96 / (3 * np.sqrt(n))) ** 3 if n else 0.0)
+        for n, sign in ((count, -1), (count + 1, 1))
+    )
+    return float(low), float(high)
+
+
+def _counts(observed: Floats, expected: Floats) -> tuple[str, str, str]:
+    o, e = float(observed.sum()), float(expected.sum())
+    low, high = poisson_interval(o)
+    ratio = with_interval(o / e, low / e, high / e, ".2f") if e else "–"
+    return f"{o:,.0f}", f"{e:,.1f}", ratio
+
+
+def _events(periods: list[tuple[float, float, float]], watch: Watch) -> Figure:
+    x, observed, expected = (list(one) for one in zip(*periods, strict=True))
+    low, high = ([edge * one for one in expected] for edge in BAND)
+    curve = Curve(0, "expected", x, expected, low, high)
+    marks = [
+        (day, Estimate(1, "observed", count, *poisson_interval(count)))
+        for day, count in zip(x, observed, strict=True)
+    ]
+    alarm = [] if watch.alarm_day is None else [float(watch.alarm_day)]
+    title = "Observed events (marks), expected (line) and the band of 10 %"
+    return _over_time([curve], marks, title=title, alarm=alarm)
+
+
+def _accuracy(watch: Watch) -> Figure:
+    x = [float(month.start_day + START_EVERY / 2) for month in watch.months]
+    value, low, high = np.array([month.expected[0] for month in watch.months]).T.tolist()
+    curve = Curve(0, "expected", x, value, low, high)
+    marks = [
+        (day, Estimate(1, "realised", *month.realised[0].tolist()))
+        for day, month in zip(x, watch.months, strict=True)
+        if month.realised is not None
+    ]
+    return _over_time(
+        [curve], marks, title="Realised C (marks) and expected (line)", low=0.4, top=1.0
+    )
+
+
+def _accuracy_table(watch: Watch) -> Table:
+    rows: list[tuple[str, ...]] = []
+    for month in reversed(watch.months[-MOST_MONTHS:]):
+        for k, name in enumerate(("C", "Brier score", "IPA")):
+            cells = [
+                "not yet" if found is None else _estimate(*found[k].tolist())
+                for found in (month.expected, month.realised)
+            ]
+            rows.append((day_text(month.start_day), f"{month.people}", name, *cells))
+    heads = ("Four weeks from", "People", "", "Expected", "Realised")
+    return "Accuracy by the main horizon", heads, rows
+
+
+def _estimate(value: float, low: float, high: float) -> str:
+    return with_interval(value, low, high, ".3f")
+
+
+def _over_time(
+    curves: Sequence[Curve],
+    marks: Sequence[tuple[float, Estimate]],
+    *,
+    title: str,
+    low: float = 0.0,
+    top: float | None = None,
+    alarm: Sequence[float] = (),
+) -> Figure:
+    """Lines and marks with intervals by day."""
+    days = [day for curve in curves for day in curve.x]
+    values = [one for curve in curves for one in (*curve.y, *curve.high)]
+    values += [one.high or 0.0 for _, one in marks]
+    ends = (min(days) - 1, max(days) + 1)
+    chart = Chart(720, 260, ends, (low, top or 1.08 * max(values, default=1.0) or 1.0), right=120)
+    chart.y_axis("", plain)
+    chart.x_axis("", lambda day: day_text(round(day)), np.linspace(*ends, 5).tolist())
+    chart.verticals(alarm, "reference")
+    for curve in curves:
+        chart.curve(curve)
+    chart.end_labels([(curve.y[-1], curve.name) for curve in curves])
+    for day, one in marks:
+        if one.value is not None and one.low is not None and one.high is not None:
+            chart.whisker(one.kind, (day, day), (one.low, one.high))
+            chart.mark(one.kind, day, one.value, f"{day_text(round(day))}: {one.value:.3g}")
+    return chart.svg(title)

@@ -1,0 +1,127 @@
+"""What a source says of the end of a stay and of a death: by hand, through the cleaning rules alone."""
+
+import datetime as dt
+from typing import Any
+
+import pytest
+
+from ehrsequencing.readers.rows import Left, Role
+from helpers.cleaning import clean_rows
+
+Row = dict[str, Any]
+DAY, HOUR = dt.timedelta(days=1), dt.timedelta(hours=1)
+IN, OUT = dt.datetime(2015, 1, 2, 10), dt.datetime(2015, 1, 6, 11)
+PERSON = {"subject_id": 1, "role": Role.PERSON, "time": dt.datetime(1950, 1, 1), "code": "MEDS_BIRTH"}
+
+
+def stay(start: dt.datetime = IN, end: dt.datetime | None = OUT, visit: int = 7, **more: Any) -> Row:
+    row = {"subject_id": 1, "role": Role.VISIT, "time": start, "end": end, "code": "V", "encounter_id": visit}
+    return row | {"inpatient": True, "acute": True, "site": "a"} | more
+
+
+def seen(time: dt.datetime, visit: int | None = None) -> Row:
+    return {"subject_id": 1, "role": Role.EVENT, "time": time, "code": "LAB", "encounter_id": visit}
+
+
+def death(time: dt.datetime | None, end: dt.datetime | None = None) -> Row:
+    return {"subject_id": 1, "role": Role.DEATH, "time": time, "end": end, "code": "MEDS_DEATH"}
+
+
+def read(*rows: Row) -> tuple[dict[str, list[dt.datetime | None]], Any]:
+    table, counts = clean_rows([PERSON, *rows])
+    out: dict[str, list[dt.datetime | None]] = {}
+    for row in table.to_pylist():
+        out.setdefault(row["code"], []).append(row["time"])
+    return out, counts
+
+
+MOVED, STILL, HOME = {"left": Left.MOVED}, {"left": Left.STILL}, {"left": Left.ALIVE}
+NEXT = {"visit": 8, "site": "b"}
+STAYS: dict[str, tuple[list[Row], dict[str, list[dt.datetime]]]] = {
+    "still there": ([stay(**STILL)], {"STAY_OPEN//V": [OUT]}),
+    "still there, with a planned end": ([stay(end=None, **STILL), seen(IN + DAY, 7)], {"STAY_OPEN//V": [IN + DAY]}),
+    "no end at all": ([stay(end=None)], {"STAY_OPEN//V": [IN]}),
+    "no end of a visit to a doctor": ([stay(end=None, inpatient=False)], {}),
+    "an interim bill, and the next": (
+        [stay(**STILL), stay(OUT + DAY, OUT + 9 * DAY, 8)],
+        {"STAY_CONTINUED//V": [OUT + DAY], "V//END": [OUT + 9 * DAY]},
+    ),
+    "an interim bill, and another site": (
+        [stay(**STILL), stay(OUT + DAY, OUT + 9 * DAY, **NEXT)],
+        {"STAY_OPEN//V": [OUT], "V//END": [OUT + 9 * DAY]},
+    ),
+    "an interim bill, and a stay days later": (
+        [stay(**STILL), stay(OUT + 4 * DAY, OUT + 9 * DAY, 8)],
+        {"STAY_OPEN//V": [OUT], "V//END": [OUT + 9 * DAY]},
+    ),
+    "a move": (
+        [stay(**MOVED), stay(OUT + HOUR, OUT + 9 * DAY, **NEXT)],
+        {"STAY_MOVED//V": [OUT], "STAY_CONTINUED//V": [OUT + HOUR], "V//END": [OUT, OUT + 9 * DAY]},
+    ),
+    "a move by dates": (
+        [stay(end=dt.datetime(2015, 1, 6), **MOVED), stay(dt.datetime(2015, 1, 7), OUT + 9 * DAY, **NEXT)],
+        {
+            "STAY_MOVED//V": [dt.datetime(2015, 1, 6, 23, 59, 59)],
+            "STAY_CONTINUED//V": [dt.datetime(2015, 1, 7)],
+            "V//END": [dt.datetime(2015, 1, 6, 23, 59, 59), OUT + 9 * DAY],
+        },
+    ),
+    "a move, and nobody sees them again": ([stay(**MOVED)], {"STAY_TRANSFERRED//V": [OUT], "V//END": [OUT]}),
+    "a move to the same site": (
+        [stay(**MOVED), stay(OUT + HOUR, OUT + DAY, 8)],
+        {"STAY_TRANSFERRED//V": [OUT], "V//END": [OUT, OUT + DAY]},
+    ),
+    "a move, and a stay two days later": (
+        [stay(**MOVED), stay(OUT + 2 * DAY, OUT + 3 * DAY, **NEXT)],
+        {"STAY_TRANSFERRED//V": [OUT], "V//END": [OUT, OUT + 3 * DAY]},
+    ),
+    "home, and elsewhere an hour later": (
+        [stay(**HOME), stay(OUT + HOUR, OUT + DAY, **NEXT)],
+        {"V//END": [OUT, OUT + DAY]},
+    ),
+    "to rehabilitation": (
+        [stay(**HOME), stay(OUT + HOUR, OUT + DAY, **NEXT, inpatient=False)],
+        {"V//END": [OUT, OUT + DAY]},
+    ),
+}
+
+
+@pytest.mark.parametrize(("rows", "marks"), STAYS.values(), ids=STAYS)
+def test_an_end_of_a_stay_is_what_its_source_says(rows: list[Row], marks: dict[str, list[dt.datetime]]) -> None:
+    times, counts = read(*rows)
+    assert {code: at for code, at in times.items() if code.startswith(("STAY_", "V//END"))} == marks or not marks
+    assert not (not marks and any(code.startswith("STAY_") for code in times))
+    assert len(times["V"]) == len([row for row in rows if row["role"] == Role.VISIT]), "stays stay as they are"
+    assert counts["short_gap"] == (rows == STAYS["home, and elsewhere an hour later"][0])
+
+
+MARCH = dt.datetime(2015, 3, 9, 16)
+YEAR = (dt.datetime(2015, 1, 1), dt.datetime(2015, 12, 31))
+DIED = {"left": Left.DIED}
+END_OF_YEAR = dt.datetime(2015, 12, 31, 23, 59, 59)
+DEATHS: dict[str, tuple[list[Row], list[dt.datetime | None]]] = {
+    "no date": ([seen(IN), death(None)], [None]),
+    "no date, and a date": ([seen(IN), death(None), death(OUT)], [OUT]),
+    "the year, and the stay that ended by it": ([stay(end=MARCH, **DIED), death(*YEAR)], [MARCH]),
+    "a filled date, and the stay": ([stay(end=MARCH, **DIED), death(YEAR[0])], [MARCH]),
+    "a date, and another stay": (
+        [stay(end=MARCH, **DIED), death(dt.datetime(2015, 2, 3))],
+        [dt.datetime(2015, 2, 3, 23, 59, 59)],
+    ),
+    "the year alone": ([seen(IN), death(*YEAR)], [END_OF_YEAR]),
+    "the month, and a day of it": (
+        [seen(IN), death(dt.datetime(2015, 3, 1), dt.datetime(2015, 3, 31)), death(MARCH)],
+        [MARCH],
+    ),
+}
+
+
+@pytest.mark.parametrize(("rows", "times"), DEATHS.values(), ids=DEATHS)
+def test_the_more_precise_death_counts(rows: list[Row], times: list[dt.datetime | None]) -> None:
+    assert read(*rows)[0]["MEDS_DEATH"] == times
+
+
+def test_deaths_that_contradict_one_another_are_counted() -> None:
+    times, counts = read(seen(IN), death(*YEAR), death(dt.datetime(2013, 5, 4, 3)))
+    assert counts["death_conflict"] == 1
+    assert times["MEDS_DEATH"] == [dt.datetime(2013, 5, 4, 3)]
