@@ -79,6 +79,7 @@ CHECKS: dict[str, Check] = {
     "reference: visit head": reference(head="visit"),
     "reference: wide": reference(wide_head=True),
     "reference: table": reference(table_dim=5),
+    "reference: query follows": reference(query_follows_visit=True),
     "code order": on_sample(check_code_order),
     "code order: transformer": on_sample(check_code_order, visit_encoder="transformer"),
     "code order counts": lambda: check_code_order_counts(make_model(code_position=True)),
@@ -88,6 +89,7 @@ CHECKS: dict[str, Check] = {
     "pads": on_sample(check_pads),
     "flat contract": on_sample(check_flat_contract, **FLAT),
     "causality": on_sample(check_causality),
+    "causality: query follows": on_sample(check_causality, query_follows_visit=True),
     "causality: flat": on_sample(check_causality, **FLAT),
     "future gradient": lambda: check_future_gradient(make_model()),
     "future gradient: flat": lambda: check_future_gradient(make_model(**FLAT)),
@@ -222,6 +224,20 @@ def a_query_misses_the_last_visit(patch: Patch) -> None:
         return seen & ~(last & batch.is_query.unsqueeze(1))
 
     see(patch, "visits_plan", fewer)
+
+
+@mutant("reference: query follows", "causality: query follows")
+def a_query_follows_the_visit_to_come(patch: Patch) -> None:
+    build = VisitBatch.visit_followed.func
+
+    def next_one(batch: VisitBatch) -> Tensor:
+        last = build(batch)
+        place = torch.arange(batch.n_visits)
+        later = place.masked_fill(batch.is_query, batch.n_visits).flip(0).cummin(0).values.flip(0)
+        end = batch.subject_offsets[batch.subject_of_visit + 1]
+        return torch.where(batch.is_query & (later < end), later, last)
+
+    patch.setattr(VisitBatch, "visit_followed", property(next_one))
 
 
 @mutant("reference: short window", "window")
