@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from bench.truth._contributions import Contribution, Contributions
-from ehrsequencing.audit.shuffled import SMALL, ShuffledLabels
+from bench.truth._shuffled import SMALL, ShuffledLabels
 from ehrsequencing.config import load_study
 from ehrsequencing.core.files import read_json, write_json
 from ehrsequencing.explain import Edit, Question, SubjectRecord, subject_records

@@ -13,9 +13,8 @@ import torch
 
 from ehrsequencing.api.evaluate import report_evaluation
 from ehrsequencing.audit.audit import CHECKS, audit
-from ehrsequencing.audit.data import AuditData, Finding
+from ehrsequencing.audit.data import AuditData
 from ehrsequencing.audit.predictions import MOVED, answers, movement
-from ehrsequencing.audit.shuffled import deal, shuffled_labels
 from ehrsequencing.config import EvaluationConfig, load_study, load_task
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import write_json
@@ -44,7 +43,7 @@ from helpers.audit import (
     verdicts,
 )
 from helpers.command_line import ehrseq
-from helpers.meds import SPLITS, write_meds
+from helpers.meds import write_meds
 from helpers.training import NetworkTrainer as Trainer
 
 NEED_RECORDS = {check.name for check in CHECKS if check.needs_records}
@@ -350,51 +349,3 @@ def test_the_audit_draws_the_report_again(run: Path, tmp_path: Path) -> None:
     assert "does not show this audit" in done.stderr
     assert (run / "report-details.html").read_text() == after
     assert Run(run).manifest["files"]
-
-
-# ---- shuffled labels -------------------------------------------------------------------------------------------------
-
-
-def test_labels_are_dealt_by_person(honest: Path) -> None:
-    """A permutation of people, not of rows: who is in two splits has one label."""
-    prepared = Prepared(honest)
-    rows = {s: prepared.rows("hospital", s) for s in SPLITS}
-    ids = {s: np.asarray(prepared.timelines(s).subject_id) for s in SPLITS}
-    rows["held_out"], ids["held_out"] = rows["tuning"], ids["tuning"]
-    dealt = deal(rows, ids, seed=0)
-    np.testing.assert_array_equal(dealt["held_out"].duration_days, dealt["tuning"].duration_days)
-    for split in SPLITS:
-        assert len(dealt[split]) == len(rows[split])
-        assert not np.array_equal(dealt[split].duration_days, rows[split].duration_days)
-        np.testing.assert_array_equal(dealt[split].prediction_us, rows[split].prediction_us)
-
-
-def control(prepared: Path, out: Path) -> Finding:
-    run = Run(assemble(prepared, out))
-    return shuffled_labels(AuditData(run, Prepared(prepared), split="held_out", subjects=5, seed=0))
-
-
-@pytest.mark.slow
-def test_shuffled_labels_cannot_be_learned(tmp_path: Path) -> None:
-    config = SimulationConfig(outcome_per_year=0.4, truth_futures=4, background_codes=20, pairs=2)
-    simulate(tmp_path / "data", subjects=4000, seed=1, config=config)
-    question = load_task(tmp_path / "data" / "task.yaml")
-    prepare(tmp_path / "data", tmp_path / "set", study=load_study(None, TINY), tasks=[question])
-    found = control(tmp_path / "set", tmp_path / "run")
-    assert found.verdict == "passed", found.reason
-
-
-@pytest.mark.slow
-def test_shuffled_labels_are_learned_where_people_are_in_two_splits(tmp_path: Path) -> None:
-    """The control's own mutant: held-out people were trained on, and can be known by heart."""
-    simulate(tmp_path / "data", subjects=3000, seed=1, config=SimulationConfig(outcome_per_year=0.4, truth_futures=4))
-    question = load_task(tmp_path / "data" / "task.yaml")
-    prepare(tmp_path / "data", tmp_path / "set", study=load_study(None, TINY), tasks=[question])
-
-    def change(folder: Path) -> None:
-        for place in ("visits", "tasks/simulated"):
-            shutil.rmtree(folder / place / "held_out")
-            shutil.copytree(folder / place / "train", folder / place / "held_out")
-
-    found = control(broken_set(tmp_path / "set", tmp_path / "broken", change), tmp_path / "run")
-    assert found.verdict == "leak", found.reason

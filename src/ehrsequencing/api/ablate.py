@@ -101,22 +101,7 @@ def ablate(
         | {metric: of_run[metric] for metric in ("nll", *_METRICS)}
         for (value, seed), folder, of_run in zip(places, folders, of_runs, strict=True)
     ]
-    by_value = (
-        pd.DataFrame(rows)
-        .astype({metric: float for metric in _METRICS})
-        .groupby("value", sort=False)
-    )
-    columns = {metric: by_value[metric].mean() for metric in ("nll", *_METRICS)}
-    columns |= {f"{metric} sd": by_value[metric].std() for metric in ("nll", *_METRICS)}
-    table = pd.DataFrame(columns | {"seconds": by_value["seconds"].median()})
-    nll = np.reshape([of_run["rows"] for of_run in of_runs], (len(values), seeds, -1)).mean(axis=1)
-    for value, less in zip(values, nll - nll[0], strict=True):
-        gap, se = mean_by_subject(less, subject)
-        table.loc[value, ["nll less the first", "low", "high"]] = (
-            gap,
-            gap - 1.96 * se,
-            gap + 1.96 * se,
-        )
+    table = _by_value(rows, values, of_runs, subject)
     result = {
         "setting": setting,
         "task": name,
@@ -125,6 +110,31 @@ def ablate(
     }
     write_json(out / RESULT, result)
     return table, result
+
+
+def _by_value(
+    rows: list[dict[str, Any]], values: Sequence[str], of_runs: Sequence[Any], subject: Ints
+) -> pd.DataFrame:
+    """Means over seeds, their spread, and the difference of NLL to the first value with its interval over people."""
+    by_value = (
+        pd.DataFrame(rows)
+        .astype({metric: float for metric in _METRICS})
+        .groupby("value", sort=False)
+    )
+    columns = {metric: by_value[metric].mean() for metric in ("nll", *_METRICS)}
+    columns |= {f"{metric} sd": by_value[metric].std() for metric in ("nll", *_METRICS)}
+    table = pd.DataFrame(columns | {"seconds": by_value["seconds"].median()})
+    nll = np.reshape(
+        [of_run["rows"] for of_run in of_runs], (len(values), len(rows) // len(values), -1)
+    ).mean(axis=1)
+    for value, less in zip(values, nll - nll[0], strict=True):
+        gap, se = mean_by_subject(less, subject)
+        table.loc[value, ["nll less the first", "low", "high"]] = (
+            gap,
+            gap - 1.96 * se,
+            gap + 1.96 * se,
+        )
+    return table
 
 
 def _on_held_out(

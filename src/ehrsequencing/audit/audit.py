@@ -14,7 +14,6 @@ from ehrsequencing.audit import (
     leading_codes,
     levels,
     predictions,
-    shuffled,
     suspicion,
 )
 from ehrsequencing.audit.data import AuditData, Check, Finding
@@ -43,7 +42,6 @@ def audit(
     split: str = "held_out",
     subjects: int = 200,
     seed: int = 0,
-    shuffled_labels: bool = False,
     prepared: Path | None = None,
     data: Path | None = None,
     progress: Callable[[int, int, str], None] = lambda done, total, what: None,
@@ -55,7 +53,6 @@ def audit(
         split: Whose subjects the model predicts for; labels and fits are checked in all splits.
         subjects: How many subjects of each split to draw.
         seed: Of the draw, and of all noise.
-        shuffled_labels: Whether to train a small model on shuffled labels, too.
         prepared: The prepared set, where it is no longer where training found it.
         data: The MEDS records, where they are no longer where `prepare` found them.
         progress: Called with (steps done, steps, what comes next).
@@ -74,8 +71,6 @@ def audit(
     checks = list(CHECKS)
     if "init" in run.manifest:  # it started from another model
         checks.append(fitted.CHECK)
-    if shuffled_labels:
-        checks.append(shuffled.CHECK)
     total = len(checks) + 1
     progress(0, total, "reading the records")
     facts = AuditData(run, store, split=split, subjects=subjects, seed=seed)
@@ -93,7 +88,6 @@ def audit(
                     run=run.fingerprint,
                     split=split,
                     drawn=[subjects, seed],
-                    shuffled=shuffled_labels,
                 )
             ),
             "created": date.today().isoformat(),

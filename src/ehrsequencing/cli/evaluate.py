@@ -34,50 +34,61 @@ def main_results(metrics: Shared) -> dict[str, Any]:
     return {**named, "metrics": rows, "warnings": metrics["warnings"]}
 
 
+# options of the command
+_EvaluateSplit = Annotated[
+    str | None, typer.Option("--split", hidden=True, help="train, tuning or [held_out]")
+]
+_EvaluateData = Annotated[
+    Path | None,
+    typer.Option(
+        "--data",
+        help="Other MEDS data: external validation. With --splits: the records, if moved",
+    ),
+]
+_EvaluateOut = Annotated[
+    Path | None, typer.Option("--out", help="With --data: folder to make [RUN/external-NAME]")
+]
+_EvaluateRecalibrate = Annotated[
+    bool,
+    typer.Option(
+        "--recalibrate", help="Fit a recalibration on the tuning split and report its effect"
+    ),
+]
+_EvaluateSplits = Annotated[
+    int | None,
+    typer.Option("--splits", help="Also train and evaluate on this many random 80/20 splits"),
+]
+_EvaluateSplitSeed = Annotated[
+    int | None,
+    typer.Option("--split-seed", hidden=True, help="Seed of the first of the --splits [1234]"),
+]
+_EvaluateWalk = Annotated[
+    str | None,
+    typer.Option(
+        "--walk",
+        help="date: also train before, and test in, windows of index dates; site: leave out one at a time",
+    ),
+]
+_EvaluateRedraw = Annotated[
+    bool,
+    typer.Option("--redraw", help="Only draw the report of the last evaluation again"),
+]
+
+
 def evaluate(
     run: RunFolder,
     overrides: Overrides = None,
-    split: Annotated[
-        str | None, typer.Option("--split", hidden=True, help="train, tuning or [held_out]")
-    ] = None,
+    split: _EvaluateSplit = None,
     prepared: MovedSet = None,
     baselines: Annotated[str | None, typer.Option("--baselines", help="fast or none")] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            "--data",
-            help="Other MEDS data: external validation. With --splits: the records, if moved",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="With --data: folder to make [RUN/external-NAME]")
-    ] = None,
+    data: _EvaluateData = None,
+    out: _EvaluateOut = None,
     overwrite: Overwrite = False,
-    recalibrate: Annotated[
-        bool,
-        typer.Option(
-            "--recalibrate", help="Fit a recalibration on the tuning split and report its effect"
-        ),
-    ] = False,
-    splits: Annotated[
-        int | None,
-        typer.Option("--splits", help="Also train and evaluate on this many random 80/20 splits"),
-    ] = None,
-    split_seed: Annotated[
-        int | None,
-        typer.Option("--split-seed", hidden=True, help="Seed of the first of the --splits [1234]"),
-    ] = None,
-    walk: Annotated[
-        str | None,
-        typer.Option(
-            "--walk",
-            help="date: also train before, and test in, windows of index dates; site: leave out one at a time",
-        ),
-    ] = None,
-    redraw: Annotated[
-        bool,
-        typer.Option("--redraw", help="Only draw the report of the last evaluation again"),
-    ] = False,
+    recalibrate: _EvaluateRecalibrate = False,
+    splits: _EvaluateSplits = None,
+    split_seed: _EvaluateSplitSeed = None,
+    walk: _EvaluateWalk = None,
+    redraw: _EvaluateRedraw = False,
     config: Config = None,
 ) -> None:
     """Evaluate a run: write metrics.json and report.html, with baselines on the same subjects.
@@ -139,7 +150,7 @@ def evaluate(
     say("\n".join(metric_lines(evaluated.result)))
     pages = {"report": evaluated.report, "metrics": evaluated.folder / "metrics.json"}
     if walk is not None:
-        pages[f"walk over {walk}s"] = evaluated.folder / "walk" / walk / "pooled.html"
+        pages[f"walk over {walk}s"] = opened.folder / "walk" / walk / "pooled.html"
     if evaluated.every_outcome is not None:
         say("\n".join(outcome_lines(evaluated.every_outcome)))
         pages["every outcome"] = evaluated.folder / "outcomes.html"
@@ -165,12 +176,6 @@ def audit(
         int, typer.Option("--subjects", help="How many subjects of each split to sample")
     ] = 200,
     seed: Annotated[int, typer.Option("--seed", hidden=True, help="Seed of the sample")] = 0,
-    shuffled_labels: Annotated[
-        bool,
-        typer.Option(
-            "--shuffled-labels", hidden=True, help="Also train a small model on shuffled labels"
-        ),
-    ] = False,
     prepared: MovedSet = None,
     data: Annotated[
         Path | None, typer.Option("--data", help="The MEDS records, if they have moved")
@@ -192,7 +197,6 @@ def audit(
         seed=seed,
         prepared=prepared,
         data=data,
-        shuffled_labels=shuffled_labels,
         progress=shown(),
     )
     result, line = findings.attrs["audit"], findings.attrs["report"]
@@ -270,35 +274,46 @@ def score(
     )
 
 
+# options of the command
+_CompareRuns = Annotated[
+    list[Path],
+    typer.Argument(
+        help="Two runs or more; with --pool: the metrics.json of each site; with --ablate: a prepared set"
+    ),
+]
+_CompareSplit = Annotated[
+    str | None, typer.Option("--split", hidden=True, help="train, tuning or [held_out]")
+]
+_CompareBootstrap = Annotated[
+    int | None, typer.Option("--bootstrap", hidden=True, help="Resamples of subjects [500]")
+]
+_ComparePool = Annotated[
+    bool, typer.Option("--pool", help="Instead, pool one run's evaluations at several sites")
+]
+_CompareAblate = Annotated[
+    str | None,
+    typer.Option("--ablate", help="Instead, train networks that differ in SETTING=ONE,OTHER"),
+]
+_CompareTask = Annotated[
+    str | None, typer.Option("--task", help="With --ablate: task of the prepared set")
+]
+_CompareSeeds = Annotated[
+    int | None, typer.Option("--seeds", min=2, help="With --ablate: trainings a value [5]")
+]
+_CompareOut = Annotated[
+    Path | None, typer.Option("--out", help="With --pool or --ablate: folder to make")
+]
+
+
 def compare(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(
-            help="Two runs or more; with --pool: the metrics.json of each site; with --ablate: a prepared set"
-        ),
-    ],
-    split: Annotated[
-        str | None, typer.Option("--split", hidden=True, help="train, tuning or [held_out]")
-    ] = None,
-    bootstrap: Annotated[
-        int | None, typer.Option("--bootstrap", hidden=True, help="Resamples of subjects [500]")
-    ] = None,
-    pool: Annotated[
-        bool, typer.Option("--pool", help="Instead, pool one run's evaluations at several sites")
-    ] = False,
-    ablate: Annotated[
-        str | None,
-        typer.Option("--ablate", help="Instead, train networks that differ in SETTING=ONE,OTHER"),
-    ] = None,
-    task: Annotated[
-        str | None, typer.Option("--task", help="With --ablate: task of the prepared set")
-    ] = None,
-    seeds: Annotated[
-        int | None, typer.Option("--seeds", min=2, help="With --ablate: trainings a value [5]")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="With --pool or --ablate: folder to make")
-    ] = None,
+    runs: _CompareRuns,
+    split: _CompareSplit = None,
+    bootstrap: _CompareBootstrap = None,
+    pool: _ComparePool = False,
+    ablate: _CompareAblate = None,
+    task: _CompareTask = None,
+    seeds: _CompareSeeds = None,
+    out: _CompareOut = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Compare runs on the same subjects, side by side and paired; settings that differ; or pool sites.
@@ -332,7 +347,8 @@ def compare(
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     comparison = compare_runs(runs, progress=shown(), **chosen)
     table = comparison.table()
-    say(f"{table.caption}, {comparison.subjects} subjects")
+    people = f"{comparison.subjects} {(split or 'held_out').replace('_', '-')} subjects"
+    say(f"{table.caption}, {people}")
     say(table.frame.to_string())
     columns = ["against", "horizon", "metric", "value", "low", "high"]
     gaps = comparison.differences.query("cause == @comparison.causes[0]")[columns]

@@ -29,54 +29,63 @@ SHOWN = 5  # rows of each table in the terminal
 CODE = 34  # columns of a code in the terminal
 
 
+# options of the command
+_PredictOut = Annotated[
+    Path, typer.Option("--out", help="File to write: .parquet, .csv or .csv.gz")
+]
+_PredictAt = Annotated[
+    str,
+    typer.Option("--at", help="all, last, index (each person's newest), every-index, or a date"),
+]
+_PredictSince = Annotated[
+    str | None,
+    typer.Option(
+        "--since",
+        "--within",
+        help="Only people whose index is so recent: 14d before the data's end or the date of --at, or a date",
+    ),
+]
+_PredictHorizons = Annotated[
+    str | None, typer.Option("--horizons", help="As in 90d,2y; default: the task's")
+]
+_PredictOutcome = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--outcome",
+        help="A code or pattern of the run's outcomes (docs/outcomes.md); may be repeated",
+    ),
+]
+_PredictTop = Annotated[
+    int | None, typer.Option("--top", help="So many most likely outcomes of each moment")
+]
+_PredictThreshold = Annotated[
+    float | None,
+    typer.Option(
+        "--threshold", help="Count who lies above this risk; default: the run's 90th percentile"
+    ),
+]
+_PredictStrict = Annotated[
+    bool,
+    typer.Option(
+        "--strict",
+        help="No list, and exit code 4, where the people differ too much or cannot be compared",
+    ),
+]
+
+
 def predict(
     run: RunFolder,
     data: DataFolder,
     overrides: Overrides = None,
-    out: Annotated[
-        Path, typer.Option("--out", help="File to write: .parquet, .csv or .csv.gz")
-    ] = Path("predictions.parquet"),
-    at: Annotated[
-        str,
-        typer.Option(
-            "--at", help="all, last, index (each person's newest), every-index, or a date"
-        ),
-    ] = "all",
-    since: Annotated[
-        str | None,
-        typer.Option(
-            "--since",
-            "--within",
-            help="Only people whose index is so recent: 14d before the data's end or the date of --at, or a date",
-        ),
-    ] = None,
-    horizons: Annotated[
-        str | None, typer.Option("--horizons", help="As in 90d,2y; default: the task's")
-    ] = None,
+    out: _PredictOut = Path("predictions.parquet"),
+    at: _PredictAt = "all",
+    since: _PredictSince = None,
+    horizons: _PredictHorizons = None,
     recalibrated: Recalibrated = False,
-    outcome: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--outcome",
-            help="A code or pattern of the run's outcomes (docs/outcomes.md); may be repeated",
-        ),
-    ] = None,
-    top: Annotated[
-        int | None, typer.Option("--top", help="So many most likely outcomes of each moment")
-    ] = None,
-    threshold: Annotated[
-        float | None,
-        typer.Option(
-            "--threshold", help="Count who lies above this risk; default: the run's 90th percentile"
-        ),
-    ] = None,
-    strict: Annotated[
-        bool,
-        typer.Option(
-            "--strict",
-            help="No list, and exit code 4, where the people differ too much or cannot be compared",
-        ),
-    ] = False,
+    outcome: _PredictOutcome = None,
+    top: _PredictTop = None,
+    threshold: _PredictThreshold = None,
+    strict: _PredictStrict = False,
     journal: JournalFolder = None,
     key: KeyFile = None,
     force: Force = False,
@@ -233,29 +242,35 @@ def monitor(
         raise typer.Exit(REFUSED)
 
 
+# options of the command
+_ExplainSubject = Annotated[
+    int | None, typer.Option("--subject", help="A subject_id; default: the whole cohort")
+]
+_ExplainHorizon = Annotated[
+    str | None, typer.Option("--horizon", help="As in 1y; default: the main one")
+]
+_ExplainCause = Annotated[
+    str | None, typer.Option("--cause", help="Default: the task's first outcome")
+]
+_ExplainOut = Annotated[
+    Path | None, typer.Option("--out", help="File for the whole table: .parquet or .csv")
+]
+_ExplainSubjects = Annotated[
+    int | None,
+    typer.Option("--subjects", hidden=True, min=1, help="Subjects of the cohort at most [1000]"),
+]
+
+
 def explain(
     run: RunFolder,
     data: DataFolder,
     overrides: Overrides = None,
-    subject: Annotated[
-        int | None, typer.Option("--subject", help="A subject_id; default: the whole cohort")
-    ] = None,
-    horizon: Annotated[
-        str | None, typer.Option("--horizon", help="As in 1y; default: the main one")
-    ] = None,
-    cause: Annotated[
-        str | None, typer.Option("--cause", help="Default: the task's first outcome")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="File for the whole table: .parquet or .csv")
-    ] = None,
+    subject: _ExplainSubject = None,
+    horizon: _ExplainHorizon = None,
+    cause: _ExplainCause = None,
+    out: _ExplainOut = None,
     overwrite: Overwrite = False,
-    subjects: Annotated[
-        int | None,
-        typer.Option(
-            "--subjects", hidden=True, min=1, help="Subjects of the cohort at most [1000]"
-        ),
-    ] = None,
+    subjects: _ExplainSubjects = None,
     recalibrated: Recalibrated = False,
     config: Config = None,
 ) -> None:
@@ -370,37 +385,44 @@ def _cohort_lines(explanation: "Explanation", described: dict[str, str]) -> list
     return lines if rows else [*lines, "no code has 11 carriers or more"]
 
 
+# options of the command
+_ExploreSubjects = Annotated[
+    int, typer.Option("--subjects", hidden=True, help="At most so many, drawn at random")
+]
+_ExploreFewest = Annotated[
+    int,
+    typer.Option(
+        "--fewest",
+        hidden=True,
+        help="Codes that fewer patients have are shown as one, 'rare code'",
+    ),
+]
+_ExploreWhatIf = Annotated[
+    bool,
+    typer.Option(
+        "--what-if/--no-what-if", hidden=True, help="Strike each code and each visit in advance"
+    ),
+]
+_ExploreMegabytes = Annotated[
+    float | None,
+    typer.Option(
+        "--megabytes",
+        hidden=True,
+        help="Above it, what-if answers are those of the latest prediction only",
+    ),
+]
+
+
 def explore(
     run: RunFolder,
     data: DataFolder,
     overrides: Overrides = None,
     out: Annotated[Path, typer.Option("--out", help="File to write")] = Path("explorer.html"),
     overwrite: Overwrite = False,
-    subjects: Annotated[
-        int, typer.Option("--subjects", hidden=True, help="At most so many, drawn at random")
-    ] = 10_000,
-    fewest: Annotated[
-        int,
-        typer.Option(
-            "--fewest",
-            hidden=True,
-            help="Codes that fewer patients have are shown as one, 'rare code'",
-        ),
-    ] = 11,
-    what_if: Annotated[
-        bool,
-        typer.Option(
-            "--what-if/--no-what-if", hidden=True, help="Strike each code and each visit in advance"
-        ),
-    ] = True,
-    megabytes: Annotated[
-        float | None,
-        typer.Option(
-            "--megabytes",
-            hidden=True,
-            help="Above it, what-if answers are those of the latest prediction only",
-        ),
-    ] = None,
+    subjects: _ExploreSubjects = 10_000,
+    fewest: _ExploreFewest = 11,
+    what_if: _ExploreWhatIf = True,
+    megabytes: _ExploreMegabytes = None,
     recalibrated: Recalibrated = False,
     force: Force = False,
     config: Config = None,

@@ -14,68 +14,79 @@ if TYPE_CHECKING:
     from ehrsequencing.prediction.run import Run
 
 
+# options of the command
+_ServeData = Annotated[
+    Path | None, typer.Argument(help="Folder of a MEDS data set, for the explorer's page")
+]
+_ServeToken = Annotated[
+    str | None,
+    typer.Option(
+        "--token",
+        envvar="EHRSEQ_TOKEN",
+        help="What clients must send; needed beyond this machine",
+    ),
+]
+_ServeAllowHost = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-host",
+        hidden=True,
+        help="Another host name of this server, as behind a proxy; may be repeated",
+    ),
+]
+_ServeStale = Annotated[
+    str,
+    typer.Option("--stale", help="A card gives no risk where the newest row is older"),
+]
+_ServeMaxBody = Annotated[
+    int,
+    typer.Option("--max-body", hidden=True, min=1, max=1024, help="Largest request, in MiB"),
+]
+_ServeMaxRows = Annotated[
+    int,
+    typer.Option(
+        "--max-rows",
+        hidden=True,
+        min=1,
+        help="Most rows of a record, and half the JSON objects",
+    ),
+]
+_ServeMaxVisits = Annotated[
+    int, typer.Option("--max-visits", hidden=True, min=1, help="Most visits of a record")
+]
+_ServePage = Annotated[
+    bool, typer.Option("--page/--no-page", hidden=True, help="Show DATA in the explorer")
+]
+_ServeWhatIf = Annotated[
+    bool,
+    typer.Option(
+        "--what-if/--no-what-if",
+        hidden=True,
+        help="Compute the risk without each code and each visit",
+    ),
+]
+_ServeTimeout = Annotated[
+    float,
+    typer.Option("--timeout", hidden=True, min=0.1, help="Longest wait for an answer, in seconds"),
+]
+
+
 def serve(
     run: RunFolder,
-    data: Annotated[
-        Path | None, typer.Argument(help="Folder of a MEDS data set, for the explorer's page")
-    ] = None,
+    data: _ServeData = None,
     host: Annotated[str, typer.Option("--host", help="Address to listen on")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", help="Port to listen on; 0: any free one")] = 8000,
-    token: Annotated[
-        str | None,
-        typer.Option(
-            "--token",
-            envvar="EHRSEQ_TOKEN",
-            help="What clients must send; needed beyond this machine",
-        ),
-    ] = None,
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--allow-host",
-            hidden=True,
-            help="Another host name of this server, as behind a proxy; may be repeated",
-        ),
-    ] = None,
-    stale: Annotated[
-        str,
-        typer.Option("--stale", help="A card gives no risk where the newest row is older"),
-    ] = "1y",
+    token: _ServeToken = None,
+    allow_host: _ServeAllowHost = None,
+    stale: _ServeStale = "1y",
     recalibrated: Recalibrated = False,
-    max_body: Annotated[
-        int,
-        typer.Option("--max-body", hidden=True, min=1, max=1024, help="Largest request, in MiB"),
-    ] = 16,
-    max_rows: Annotated[
-        int,
-        typer.Option(
-            "--max-rows",
-            hidden=True,
-            min=1,
-            help="Most rows of a record, and half the JSON objects",
-        ),
-    ] = 20_000,
-    max_visits: Annotated[
-        int, typer.Option("--max-visits", hidden=True, min=1, help="Most visits of a record")
-    ] = 5_000,
-    page: Annotated[
-        bool, typer.Option("--page/--no-page", hidden=True, help="Show DATA in the explorer")
-    ] = True,
-    what_if: Annotated[
-        bool,
-        typer.Option(
-            "--what-if/--no-what-if",
-            hidden=True,
-            help="Compute the risk without each code and each visit",
-        ),
-    ] = True,
+    max_body: _ServeMaxBody = 16,
+    max_rows: _ServeMaxRows = 20_000,
+    max_visits: _ServeMaxVisits = 5_000,
+    page: _ServePage = True,
+    what_if: _ServeWhatIf = True,
     force: Force = False,
-    timeout: Annotated[
-        float,
-        typer.Option(
-            "--timeout", hidden=True, min=0.1, help="Longest wait for an answer, in seconds"
-        ),
-    ] = 30.0,
+    timeout: _ServeTimeout = 30.0,
 ) -> None:
     """Answer requests for risks over HTTP: MEDS rows, CDS Hooks.
 

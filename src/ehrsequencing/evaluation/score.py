@@ -141,16 +141,8 @@ def score(
             prepare(data, temporary / _PREPARED, study=study, tasks=[task])
         store = Prepared(prepared or temporary / _PREPARED, verify=prepared is not None)
         if prepared is not None:
-            refuse_changes(study, store.study, "score --prepared", file=Path("study"), by=prepared)
-            refuse_other_task(task, store.task(task.name), file=Path("--task"), by=prepared)
-            require_made_of(store, data)
-        for path, own in {predictions: table, **tables}.items():
-            if own.made_from not in (None, store.manifest["made_of"]["records"]):
-                raise EhrseqError(
-                    "its risks were predicted from other records",
-                    where=str(path),
-                    fix="predict from these records; if those risks are meant for these, write them as CSV",
-                )
+            _require_same(store, prepared, data, task, study)
+        _require_records_of({predictions: table, **tables}, store)
         whole = Population.of_split(store, task, split)
         matched = match(table, whole.records, task, path=predictions)
         population, risk, notes = _evaluated(
@@ -211,6 +203,26 @@ def score(
     return result, folder
 
 
+def _require_same(
+    store: Prepared, prepared: Path, data: Path, task: TaskConfig, study: StudyConfig
+) -> None:
+    """Refuse a prepared set of other records, of another task, or with other settings."""
+    refuse_changes(study, store.study, "score --prepared", file=Path("study"), by=prepared)
+    refuse_other_task(task, store.task(task.name), file=Path("--task"), by=prepared)
+    require_made_of(store, data)
+
+
+def _require_records_of(tables: Mapping[Path, RiskTable], store: Prepared) -> None:
+    """Refuse files whose risks were predicted from other records."""
+    for path, own in tables.items():
+        if own.made_from not in (None, store.manifest["made_of"]["records"]):
+            raise EhrseqError(
+                "its risks were predicted from other records",
+                where=str(path),
+                fix="predict from these records; if those risks are meant for these, write them as CSV",
+            )
+
+
 @dataclass(frozen=True)
 class Matched:
     """The risks of a file at the prediction times of a cohort.
@@ -250,32 +262,7 @@ def match(
         EhrseqError: See the table at the top of this file.
     """
     where, causes, warnings = str(path), task.causes, list[str]()
-    if not ((table.risk >= -ROUNDING) & (table.risk <= 1 + ROUNDING)).all():
-        bad = int((~((table.risk >= -ROUNDING) & (table.risk <= 1 + ROUNDING))).sum())
-        raise EhrseqError(
-            f"{bad:,} risks are outside 0..1",
-            where=where,
-            fix="a risk is a probability, not percent",
-        )
-    if table.start_days is None and task.blanking:
-        fix = f"give it the column start_days: risks must be given no event in the {format_days(task.blanking)}"
-        raise EhrseqError(
-            "does not tell from when its risks count",
-            where=where,
-            fix=f"{fix} of the task's blanking",
-        )
-    if table.start_days is not None and abs(table.start_days - task.blanking) > _SAME_DAYS:
-        what = f"its risks are given no event for {format_days(table.start_days)}, the task's for"
-        raise EhrseqError(
-            f"{what} {format_days(task.blanking)}", where=where, fix="use the task's blanking"
-        )
-    absent = [name for name in causes if name not in table.causes]
-    if absent:
-        raise EhrseqError(
-            f"has no risk of {', '.join(absent)}",
-            where=where,
-            fix=f"the task's causes are {', '.join(causes)}; a cause that you do not model can have its mean risk",
-        )
+    _require_risks(table, task, where)
     place = np.array([causes.index(name) if name in causes else -1 for name in table.causes])[
         table.cause
     ]
@@ -318,6 +305,37 @@ def match(
             "not eligible, not at risk any more, or no prediction time of the task): ignored."
         )
     return Matched(horizons, risk, warnings)
+
+
+def _require_risks(table: RiskTable, task: TaskConfig, where: str) -> None:
+    """Refuse what are no risks of the task's causes after its blanking."""
+    if not ((table.risk >= -ROUNDING) & (table.risk <= 1 + ROUNDING)).all():
+        bad = int((~((table.risk >= -ROUNDING) & (table.risk <= 1 + ROUNDING))).sum())
+        raise EhrseqError(
+            f"{bad:,} risks are outside 0..1",
+            where=where,
+            fix="a risk is a probability, not percent",
+        )
+    if table.start_days is None and task.blanking:
+        fix = f"give it the column start_days: risks must be given no event in the {format_days(task.blanking)}"
+        raise EhrseqError(
+            "does not tell from when its risks count",
+            where=where,
+            fix=f"{fix} of the task's blanking",
+        )
+    if table.start_days is not None and abs(table.start_days - task.blanking) > _SAME_DAYS:
+        what = f"its risks are given no event for {format_days(table.start_days)}, the task's for"
+        raise EhrseqError(
+            f"{what} {format_days(task.blanking)}", where=where, fix="use the task's blanking"
+        )
+    causes = task.causes
+    absent = [name for name in causes if name not in table.causes]
+    if absent:
+        raise EhrseqError(
+            f"has no risk of {', '.join(absent)}",
+            where=where,
+            fix=f"the task's causes are {', '.join(causes)}; a cause that you do not model can have its mean risk",
+        )
 
 
 def _horizons(days: Floats, task: TaskConfig, where: str) -> tuple[Floats, Ints]:

@@ -40,6 +40,23 @@ _SCHEMA = pa.schema(
 )
 
 
+def _column(predictor: RiskPredictor, cause: str | None) -> int:
+    """The number of the cause that is asked, by one horizon."""
+    if len(predictor.horizons_days) != 1 or predictor.horizons_days[0] is None:
+        raise EhrseqError(
+            "a prediction in this format needs one horizon in days",
+            where="--horizon",
+            fix="name one with --horizon; the visit head has none",
+        )
+    if cause is not None and cause not in predictor.causes:
+        raise EhrseqError(
+            f"{cause!r} is no cause of the run",
+            where="--cause",
+            fix=f"use {', '.join(predictor.causes)}",
+        )
+    return 0 if cause is None else predictor.causes.index(cause)
+
+
 def predict_labels(
     run_folder: Path,
     data: Path,
@@ -84,19 +101,7 @@ def predict_labels(
     refuse_overlap(out, labels)
     run, wanted = Run(run_folder), read_boolean_labels(labels)
     predictor = RiskPredictor(run, horizons_days, recalibrated=recalibrated)
-    if len(predictor.horizons_days) != 1 or predictor.horizons_days[0] is None:
-        raise EhrseqError(
-            "a prediction in this format needs one horizon in days",
-            where="--horizon",
-            fix="name one with --horizon; the visit head has none",
-        )
-    if cause is not None and cause not in predictor.causes:
-        raise EhrseqError(
-            f"{cause!r} is no cause of the run",
-            where="--cause",
-            fix=f"use {', '.join(predictor.causes)}",
-        )
-    column = 0 if cause is None else predictor.causes.index(cause)
+    column = _column(predictor, cause)
     # The labels are the index times, for everybody in them; the file of the run's own index may be gone.
     index = IndexConfig(file=str(labels), which="every")
     run.task = run.task.model_copy(
