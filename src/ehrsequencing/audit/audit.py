@@ -9,7 +9,7 @@ from datetime import date
 from pathlib import Path
 
 from ehrsequencing.audit import (
-    data as same_person,
+    copies,
     fitted,
     leading_codes,
     levels,
@@ -27,7 +27,7 @@ from ehrsequencing.results.result_types import AuditCheck, SharedAudit
 
 CHECKS: tuple[Check, ...] = (
     *predictions.CHECKS,
-    same_person.CHECK,
+    copies.CHECK,
     *fitted.CHECKS,
     *suspicion.CHECKS,
     *levels.CHECKS,
