@@ -450,8 +450,7 @@ def _copies_with_losses(timelines: Timelines, split: Ints, is_asked: Bools) -> t
         hashes.append(pair)
         owners.append(owner[first])
         adjacent.append(np.full(len(first), lag == 1))
-    pair, who = np.concatenate(hashes), np.concatenate(owners)
-    is_next = np.concatenate(adjacent)
+    pair, who, is_next = np.concatenate(hashes), np.concatenate(owners), np.concatenate(adjacent)
     order = np.lexsort((who, pair))
     pair, who, is_next = pair[order], who[order], is_next[order]
     own = np.bincount(who[is_next], minlength=len(timelines))
@@ -459,10 +458,10 @@ def _copies_with_losses(timelines: Timelines, split: Ints, is_asked: Bools) -> t
     matches = list[Ints]()
     for lag in range(1, MOST_COPIES):
         same = np.flatnonzero((pair[lag:] == pair[:-lag]) & (who[lag:] != who[:-lag]))
-        for one, other in ((same, same + lag), (same + lag, same)):
-            here = is_next[one] & (split[who[one]] > split[who[other]]) & is_asked[who[other]]
+        for near, other in ((same, same + lag), (same + lag, same)):
+            here = is_next[near] & (split[who[near]] > split[who[other]]) & is_asked[who[other]]
             matches.append(
-                np.stack([who[one[here]], who[other[here]], pair[one[here]].view(np.int64)])
+                np.stack([who[near[here]], who[other[here]], pair[near[here]].view(np.int64)])
             )
     distinct = np.unique(np.concatenate(matches, axis=1), axis=1)
     pairs, count = np.unique(distinct[:2], axis=1, return_counts=True)
