@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from ehrsequencing.audit.audit import _told
+from ehrsequencing.audit.data import Check, Finding
 from ehrsequencing.audit.levels import across
 from helpers.meds import DAY_US, HOUR_US, Row
 from helpers.planted_codes import audited, findings, hospital, with_splits
@@ -102,3 +104,14 @@ def test_a_code_that_is_last_for_nearly_all_who_have_it_fails_unless_it_is_care_
     assert said.get("event_after_code") == ("leak" if code.startswith("BILLING") else "warning"), found[
         "event_after_code"
     ].reason
+
+
+def test_a_code_that_may_say_so_much_passes_with_its_reason(tmp_path, monkeypatch) -> None:
+    data = audited(tmp_path, *with_splits(hospital(subjects=100)[0]))
+    token = len(data.vocabulary) - 1
+    check = Check("one", "?", lambda _: Finding("leak", "it says all", suspects=(token,)))
+    monkeypatch.setattr("ehrsequencing.audit.audit.importance", lambda data, suspects: None)
+    name = data.vocabulary.tokens[token]
+    assert _told(data, check, {})["verdict"] == "leak"
+    allowed = _told(data, check, {name: "asked the ward"})
+    assert (allowed["verdict"], allowed["reason"].split(":")[0]) == ("passed", "allowed (asked the ward)")
