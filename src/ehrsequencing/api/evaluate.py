@@ -176,6 +176,7 @@ def audit(
     split: str = "held_out",
     subjects: int = 200,
     seed: int = 0,
+    allow: Mapping[str, str] | None = None,
     prepared: str | os.PathLike[str] | None = None,
     data: str | os.PathLike[str] | None = None,
     progress: bool = True,
@@ -187,6 +188,7 @@ def audit(
         split: Whose subjects the model is tested on.
         subjects: How many subjects of each split to sample.
         seed: Of the sample.
+        allow: Codes that may say so much, each with the reason, which the report prints.
         prepared: The prepared set, if it has moved.
         data: The MEDS records, if they have moved.
         progress: Whether to show a bar.
@@ -213,6 +215,7 @@ def audit(
             split=split,
             subjects=subjects,
             seed=seed,
+            allow=allow,
             prepared=None if prepared is None else Path(prepared),
             data=None if data is None else Path(data),
             progress=tick,

@@ -176,6 +176,10 @@ def audit(
         int, typer.Option("--subjects", help="How many subjects of each split to sample")
     ] = 200,
     seed: Annotated[int, typer.Option("--seed", hidden=True, help="Seed of the sample")] = 0,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option("--allow", help="CODE=REASON: this code may say so much; may be repeated"),
+    ] = None,
     prepared: MovedSet = None,
     data: Annotated[
         Path | None, typer.Option("--data", help="The MEDS records, if they have moved")
@@ -197,6 +201,7 @@ def audit(
         seed=seed,
         prepared=prepared,
         data=data,
+        allow=dict(_allowed(one) for one in allow or ()),
         progress=shown(),
     )
     result, line = findings.attrs["audit"], findings.attrs["report"]
@@ -213,6 +218,15 @@ def audit(
     if leaks:
         warn(f"{run} leaks: {', '.join(leaks)}")
         raise typer.Exit(1)
+
+
+def _allowed(text: str) -> tuple[str, str]:
+    code, _, reason = text.rpartition("=")
+    if not code or not reason.strip():
+        raise EhrseqError(
+            "names no code with its reason", where=f"--allow {text}", fix="write CODE=REASON"
+        )
+    return code, reason.strip()
 
 
 def score(
