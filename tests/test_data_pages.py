@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from textwrap import dedent
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
@@ -140,7 +141,8 @@ def test_a_reader_who_types_the_tutorial_gets_a_report(tmp_path: Path, monkeypat
     for name, first in {"death.yaml": "name: death", "map.yaml": "subject: id"}.items():
         (block,) = blocks("tutorial.md", first)
         Path(name).write_text(block, encoding="utf-8")
-    typed = commands("tutorial.md")
+    every = commands("tutorial.md")
+    typed = every[:-HOSPITAL]
     steps = ["import", "check", "prepare", "train", "evaluate", "audit", "predict"]
     assert [arguments[0] for arguments in typed] == steps
     for arguments in typed:
@@ -149,3 +151,20 @@ def test_a_reader_who_types_the_tutorial_gets_a_report(tmp_path: Path, monkeypat
             assert "\n".join(f"    {row}" for row in first_rows(Path("meds"))) in text
     assert Path("run/report.html").stat().st_size > 0
     assert Path("risks.csv").read_text(encoding="utf-8").startswith('"subject_id","prediction_time","cause"')
+
+
+HOSPITAL = 6  # the commands of the tutorial's last part
+
+
+@pytest.mark.slow
+def test_three_files_of_a_hospital_become_a_report_and_a_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last part of the tutorial, as it is written, without pandas."""
+    monkeypatch.chdir(tmp_path)
+    text = (DOCS / "tutorial.md").read_text(encoding="utf-8").partition("## 10.")[2]
+    code = "".join(line[4:] + "\n" for line in text.splitlines() if line.startswith((">>> ", "... ")))
+    exec(code, {"np": np, "Path": Path})
+    for arguments in commands("tutorial.md")[-HOSPITAL:]:
+        type_in([*arguments, *(["evaluation.bootstrap=20"] if arguments[0] == "run" else [])], monkeypatch)
+    assert "unsure" not in Path("hospital.yaml").read_text(encoding="utf-8").partition("files:")[2]
+    assert Path("readmission/run/report.html").stat().st_size > 0
+    assert Path("list.csv").read_text(encoding="utf-8").count("\n") > 400

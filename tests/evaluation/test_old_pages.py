@@ -10,11 +10,16 @@ import pytest
 import ehrsequencing as eh
 from ehrsequencing.api import evaluate as module
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.files import read_json
+from ehrsequencing.core.outputs import MANIFEST, save_manifest
 from ehrsequencing.evaluation import results
 from ehrsequencing.prediction.run import Run, add_to_run
 from helpers.command_line import ehrseq
+from helpers.storage import everything
 
 QUICK: dict[str, Any] = {"bootstrap": 0, "baselines": "none", "explained_subjects": 0, "progress": False}
+
+OTHER = QUICK | {"bootstrap": 4}
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +44,7 @@ def pages_of(run: Path) -> list[str]:
 
 def test_an_evaluation_without_a_report_leaves_no_old_one(run: Path) -> None:
     before = json.loads((run / "metrics.json").read_text())
-    eh.evaluate(run, split="tuning", report=False, **QUICK)
+    eh.evaluate(run, report=False, **OTHER)
     assert json.loads((run / "metrics.json").read_text()) != before
     assert pages_of(run) == []
     assert not Run(run).altered
@@ -48,11 +53,12 @@ def test_an_evaluation_without_a_report_leaves_no_old_one(run: Path) -> None:
 
 
 def test_a_report_that_cannot_be_drawn_leaves_no_old_one(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = json.loads((run / "metrics.json").read_text())
     with monkeypatch.context() as patch:
         patch.setattr(module, "pages", lambda metrics: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            eh.evaluate(run, split="tuning", **QUICK)
-    assert json.loads((run / "metrics.json").read_text())["split"] == "tuning"
+            eh.evaluate(run, **OTHER)
+    assert json.loads((run / "metrics.json").read_text())["made_of"] != before["made_of"]
     assert pages_of(run) == []
     assert ehrseq("evaluate", run, "--redraw").exit_code == 0
     assert pages_of(run) == ["report.html", "report-details.html"]
@@ -65,9 +71,9 @@ def test_a_stop_while_numbers_are_written_leaves_no_old_report(run: Path, monkey
     with monkeypatch.context() as patch:
         patch.setattr(results, "write_shareable", stop)
         with pytest.raises(KeyboardInterrupt):
-            eh.evaluate(run, split="tuning", **QUICK)
+            eh.evaluate(run, **OTHER)
     assert pages_of(run) == []
-    eh.evaluate(run, split="tuning", **QUICK)  # what the stop has left is still ours
+    eh.evaluate(run, **OTHER)  # what the stop has left is still ours
     assert pages_of(run) == ["report.html", "report-details.html"]
     assert not Run(run).altered
 
@@ -77,7 +83,44 @@ def test_a_page_that_somebody_changed_is_neither_removed_nor_replaced(run: Path)
         own = (run / name).read_text()
         (run / name).write_text("mine")
         with pytest.raises(EhrseqError, match="has changed since it was written"):
-            eh.evaluate(run, split="tuning", report=False, **QUICK)
+            eh.evaluate(run, report=False, **OTHER)
         assert (run / name).read_text() == "mine"
         assert json.loads((run / "metrics.json").read_text())["split"] == "held_out"
         (run / name).write_text(own)
+
+
+def test_another_split_has_a_place_of_its_own(run: Path, tmp_path: Path) -> None:
+    answers = tmp_path / "tripod.yaml"
+    answers.write_text("protocol: the trial's registry\n")
+    eh.evaluate(run, **QUICK, tripod=str(answers))
+    before = everything(run)
+    tuning = eh.evaluate(run, split="tuning", **QUICK)
+    place = run / "evaluations" / "tuning"
+    assert tuning.folder == place
+    assert json.loads((place / "metrics.json").read_text())["split"] == "tuning"
+    assert (place / "report.html").is_file()
+    after = {name: data for name, data in everything(run).items() if not name.startswith("evaluations")}
+    assert {name for name in before if after[name] != before[name]} == {"manifest.json"}
+    held_out = eh.load(run).evaluation
+    assert held_out is not None
+    assert held_out.result["split"] == "held_out"
+    again = eh.evaluate(run, **QUICK)
+    assert again.result["tripod"] == {"protocol": "the trial's registry"}, "what people answered stays"
+    assert not Run(run).altered
+
+
+def test_a_result_where_2_0_wrote_it_is_read_and_kept(run: Path) -> None:
+    """There another split stood in the place of the held-out one."""
+    eh.evaluate(run, split="tuning", report=False, **QUICK)
+    content = (run / "evaluations" / "tuning" / "metrics.json").read_bytes()
+    shutil.rmtree(run / "evaluations")
+    manifest = read_json(run / MANIFEST)
+    save_manifest(run, manifest | {"files": {n: h for n, h in manifest["files"].items() if "evaluations" not in n}})
+    add_to_run(run, "metrics.json", lambda path: path.write_bytes(content) and None)
+    read = eh.load(run).evaluation
+    assert read is not None
+    assert read.result["split"] == "tuning"
+    assert "on tuning" in repr(eh.load(run))
+    eh.evaluate(run, report=False, **QUICK)
+    assert (run / "evaluations" / "tuning" / "metrics.json").read_bytes() == content
+    assert json.loads((run / "metrics.json").read_text())["split"] == "held_out"

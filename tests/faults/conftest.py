@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from ehrsequencing.config import load_study, load_task
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.reporting.risk_list import write_list
 from ehrsequencing.simulate import simulate
 from helpers.faults import driver
 from helpers.faults.sources import write_sources
@@ -29,8 +31,10 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = write_sources(tmp_path_factory.mktemp("faults"))
     simulate(folder / "sim", subjects=60, seed=5, config=busy_world(outcome_per_year=0.3, truth_futures=4))
     task = load_task(folder / "sim" / "task.yaml")
+    simulate(folder / "other", subjects=60, seed=6, config=busy_world(outcome_per_year=0.9, truth_futures=4))
     prepare(folder / "sim", folder / "prepared", study=load_study(None, ["vocabulary.min_subjects=11"]), tasks=[task])
     Trainer(Prepared(folder / "prepared"), task.name, folder / "run", study=load_study(None, driver.TINY)).fit()
+    write_list(Run(folder / "run"), folder / "sim", folder / "list" / "r.csv", at="all")
     return folder
 
 

@@ -19,6 +19,7 @@ from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.run_folder import write_run_files
+from ehrsequencing.training.train import recalibrate_head
 from helpers.meds import DAY_US, HOUR_US, SPLITS, YEAR_US, Row, us, write_meds
 from helpers.training import NetworkTrainer as Trainer
 
@@ -140,7 +141,11 @@ def assemble(prepared: Path, out: Path, *settings: str, seed: int = 0) -> Path:
     trainer.objective.tuning_nll = lambda model: 0.0  # type: ignore  # it refuses labels that are to be audited
     best: Any = trainer.training.best
     corrects = trainer.settings.recalibration > 0 and trainer.config.head == "horizon"
-    facts = {"best_epoch": 0, "tuning_nll": 0.0} | (trainer.recalibrate(best) if corrects else {})
+    facts: dict[str, Any] = {"best_epoch": 0, "tuning_nll": 0.0}
+    if corrects:
+        settings_ = {"prior_sd": trainer.settings.recalibration, "visit_budget": trainer.settings.visit_budget}
+        fitted = recalibrate_head(best, trainer.tuning, device=trainer.training.device, **settings_)
+        facts["recalibration"] = fitted.as_json(trainer.plan.task.causes)
     facts |= {"seed": trainer.settings.seed, "fingerprint": trainer.plan.fingerprint, "made_of": trainer.plan.made_of}
     write_run_files(out, store, trainer.plan.study, best.cpu(), [], facts)
     return out

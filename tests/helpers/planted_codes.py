@@ -23,6 +23,8 @@ LOOKS = {
     "leaving",
     "immortal_time",
     "row_density",
+    "events_by_level",
+    "filled_backwards",
 }
 DEATH: dict[str, Any] = {"outcome": {"death": "MEDS_DEATH"}, "competing": {}}
 Records = tuple[list[Row], dict[int, str]]

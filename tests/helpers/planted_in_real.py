@@ -30,6 +30,8 @@ OF_DATA = {
     "leaving",
     "immortal_time",
     "row_density",
+    "events_by_level",
+    "filled_backwards",
 }
 Make = Callable[["Records"], list[Row]]
 LEAKS: dict[str, tuple[str, Make]] = {}

@@ -324,3 +324,13 @@ def test_references_by_identifier_are_named(tmp_path: Path) -> None:
         )
     )
     assert "identifier" in refused("import", "fhir", tmp_path / "all.ndjson", tmp_path / "meds")
+
+
+@pytest.mark.parametrize(("days", "warned"), [(0, False), (2, False), (20, True), (39, False), (40, False)])
+def test_days_beside_clocks_are_a_warning_by_resource(days: int, warned: bool) -> None:
+    """A converter that drops clocks leaves days beside clocks: of labs, while conditions have days alone."""
+    labs = [lab("2018-01-02" if i < days else f"2018-01-02T08:{i:02}:00Z", id=f"o{i}", value=i) for i in range(40)]
+    _, report = read(*labs, *(condition(id=f"c{i}", recordedDate=f"2018-02-{i + 1:02}") for i in range(9)))
+    told = [text for text in report.warnings() if "no clock" in text]
+    assert len(told) == warned
+    assert all(f"{days} of 40 rows of Observation" in text for text in told)

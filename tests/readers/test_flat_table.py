@@ -401,7 +401,7 @@ def test_a_broken_map_says_where_maps_are_shown(text: str, tmp_path: Path) -> No
         ("time: {column: year", "when: {column: year", "unknown setting 'when'"),
         ("since: 2000-01-01 12:00}\nenc", "}\nenc", "needs either since or before"),
         ("time: {column: year, unit: y, since: 2000-01-01 12:00}\n", "", "an event has no time"),
-        ("since: 2000-01-01 12:00}\nenc", "since: sex}\nenc", "cells of column sex can be read"),
+        ("since: 2000-01-01 12:00}\nenc", "since: sex}\nenc", "cells of column sex cannot be read"),
     ],
 )
 def test_a_wrong_map_is_refused_with_what_to_do(old: str, new: str, message: str, tmp_path: Path) -> None:

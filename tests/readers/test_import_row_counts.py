@@ -235,3 +235,16 @@ def test_sex_is_known_without_concepts_and_no_family_is_mixed(tmp_path: Path) ->
     assert static == {(0, "Gender//M"), (1, "Gender//F")} | others
     facts = {r["code"]: r["description"] for r in pq.read_table(tmp_path / "meds/metadata/codes.parquet").to_pylist()}
     assert facts["Gender//F"] == "FEMALE"
+
+
+def test_check_repeats_what_the_import_warned_of(tmp_path: Path) -> None:
+    rows = conditions()
+    header = "person_id,condition_concept_id,condition_start_date,condition_start_datetime"
+    cells = [row.split(",") for row in rows]
+    clocks = [f"{day} 08:30:00" if i % 3 else f"{day} 00:00:00" for i, (_, _, day, _) in enumerate(cells)]
+    timed = [",".join([*row[:3], clock]) for row, clock in zip(cells, clocks, strict=True)]
+    tables = omop_tables([]) | {"condition_occurrence": lines(header, timed)}
+    import_omop(str(write_tables(tables, tmp_path / "csv")), tmp_path / "meds")
+    ehrseq("check", tmp_path / "meds", "--out", tmp_path / "check.json")
+    warnings = json.loads((tmp_path / "check.json").read_text())["warnings"]
+    assert any("import: 100 of 300 rows of condition_occurrence (33.3%) have a day and no clock" in w for w in warnings)

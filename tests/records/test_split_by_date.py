@@ -8,7 +8,7 @@ import pytest
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.population import Population
-from ehrsequencing.records.cohort import potential_days
+from ehrsequencing.records.labels import potential_days
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from helpers.cohorts import a_task, moment, study

@@ -9,7 +9,7 @@ from ehrsequencing.config import load_study, load_task
 from ehrsequencing.records.check import check_data
 from ehrsequencing.records.code_search import NAMES, find_roles, suggest
 from ehrsequencing.records.codes import CodeMatcher
-from helpers.command_line import ehrseq
+from helpers.command_line import ehrseq, refused
 from helpers.meds import Row, record, us, write_meds
 
 STAY = "HOSPITAL_ADMISSION//ER, {} LAB, {} HOSPITAL_DISCHARGE//HOME"
@@ -59,9 +59,12 @@ def test_what_does_not_fit_says_why(tmp_path: Path) -> None:
     }
     done = ehrseq("check", data, "--suggest", "--out", tmp_path / "tasks")
     assert done.exit_code == 0
-    assert "No template fits" in done.output
-    assert f"ehrseq codes {data} TEXT" in done.output
-    assert not (tmp_path / "tasks").exists()
+    assert "blank  readmission" in done.output
+    assert "fill in the code of a discharge and of death" in done.output
+    text = (tmp_path / "tasks/readmission.yaml").read_text()
+    first = "# Put the code of a discharge in place of FILL_IN_DISCHARGE; it may be one of: "
+    assert text.startswith(f"{first}ICU_ADMISSION (20 rows), LAB (40 rows)\n")
+    assert "FILL_IN_DISCHARGE" in refused("check", data, "--task", tmp_path / "tasks/readmission.yaml")
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def shown(browser: Any, desk: Client) -> Iterator[Any]:
     opened.goto(f"{home}/patient")
     ready(opened)
     yield opened
-    assert {path for path, _ in opened.sent} == {"/patient", "/predict", "/explain"}
+    assert {path for path, _ in opened.sent} <= {"/patient", "/predict", "/explain"}
     assert complaints == []
     opened.context.close()
 
@@ -68,7 +68,14 @@ def risk(shown: Any) -> float:
 
 
 def test_what_is_typed_moves_the_risk_to_that_of_predict(shown: Any, own_run: Path, tmp_path: Path) -> None:
+    assert shown.inner_text("#sentence").startswith("Type an age, a number or a code")
+    assert shown.inner_text("#moved") == ""
+    assert [path for path, _ in shown.sent] == ["/patient"], "an empty form asks nobody"
+    shown.fill("#age", "20")
+    ready(shown)
+    shown.wait_for_function("document.querySelector('#sentence').textContent.startsWith('Risk of')")
     before = risk(shown)
+    shown.fill("#age", "")
     shown.select_option("#horizon", label="1 year")
     shown.fill("#day", DAY)
     shown.focus("#age")
@@ -110,6 +117,29 @@ def test_a_code_and_its_day_are_reached_by_the_keyboard(shown: Any) -> None:
     shown.click("button[type=reset]")
     ready(shown)
     assert not shown.is_checked("#Codes1")
+
+
+def test_a_code_is_found_by_words_and_has_several_values_each_with_its_day(shown: Any) -> None:
+    shown.fill("#day", DAY)
+    name = shown.locator("label[for=Numbers2]").inner_text().split("\n")[0]
+    shown.fill("#find", name.upper())
+    assert shown.is_visible("#Numbers2")
+    assert shown.is_hidden("#Codes1")
+    shown.fill("#Numbers2", "90")
+    shown.fill("#find", "no such code")
+    ready(shown)
+    assert shown.is_visible("#Numbers2"), "what is typed stays"
+    shown.locator(".item.on .more").click()
+    shown.keyboard.type("120")
+    shown.locator(".again input[type=date]").fill("2026-11-01")
+    ready(shown)
+    shown.wait_for_function("document.querySelector('#sentence').textContent.startsWith('Risk of')")
+    (body,) = [json.loads(body) for path, body in shown.sent if path == "/predict"][-1:]
+    values = {(row["numeric_value"], row["time"]) for row in body["rows"] if row["numeric_value"] is not None}
+    assert values == {(90, DAY), (120, "2026-11-01")}
+    shown.click("button[type=reset]")
+    ready(shown)
+    assert shown.locator(".again").count() == 0
 
 
 def test_a_record_unlike_the_training_peoples_is_said_so(shown: Any) -> None:

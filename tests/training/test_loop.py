@@ -21,7 +21,7 @@ from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.simulate import simulate
 from ehrsequencing.training import loop, resolve
 from ehrsequencing.training.hazards_objective import HazardsObjective
-from ehrsequencing.training.loop import make_optimizer
+from ehrsequencing.training.loop import FREE_BINS_DECAY, make_optimizer
 from ehrsequencing.training.run_folder import BEGUN, ExponentialMovingAverage
 from helpers.audit import broken_set, load, save
 from helpers.rows import nll_of_rows
@@ -219,10 +219,15 @@ def test_averaged_weights_follow_their_recursion() -> None:
 def test_weight_decay_spares_embeddings_norms_and_biases(sim_run: Path) -> None:
     model = Run(sim_run).model
     optimizer = make_optimizer(model, TrainingConfig(weight_decay=0.5))
-    decayed = {id(p) for p in optimizer.param_groups[0]["params"]}
+    decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    by_name = {name: decay[id(p)] for name, p in model.named_parameters()}
     linear = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
-    assert {name for name, p in model.named_parameters() if id(p) in decayed} == linear
-    assert all("bias" not in name and "norm" not in name for name in linear)
+    free = {name for name in linear if name in ("head.W2.weight", "wide_head.weight")}
+    curves = {name for name in by_name if name.endswith(".curves")}
+    assert len(free) == len(curves) > 0
+    assert {name for name, one in by_name.items() if one == 0.5} == (linear - free) | curves
+    assert {name for name, one in by_name.items() if one == 0.5 * FREE_BINS_DECAY} == free  # what no curve can be
+    assert all("bias" not in name and "norm" not in name for name, one in by_name.items() if one)
     assert sum(len(g["params"]) for g in optimizer.param_groups) == len(list(model.parameters()))
 
 
@@ -232,7 +237,7 @@ def test_weights_forget_over_as_many_epochs_whatever_their_steps(
 ) -> None:
     settings = TrainingConfig(weight_decay=0.5)
     optimizer = make_optimizer(Run(sim_run).model, settings, steps_per_epoch=steps_per_epoch)
-    assert [group["weight_decay"] for group in optimizer.param_groups] == [expected, 0.0]
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.0, expected, FREE_BINS_DECAY * expected]
 
 
 @pytest.mark.parametrize(("warm_epochs", "epochs"), [(2.5, 4)])

@@ -21,7 +21,7 @@ from ehrsequencing.evaluation.evaluate import evaluate as evaluate_run
 from ehrsequencing.evaluation.external import validate
 from ehrsequencing.evaluation.outcome_table import Progress, evaluate_outcomes
 from ehrsequencing.evaluation.repeated_splits import FIRST_SEED, add_splits, repeated_splits
-from ehrsequencing.evaluation.results import read_for_owner
+from ehrsequencing.evaluation.results import place_in_run, read_for_owner
 from ehrsequencing.evaluation.score import score as score_file
 from ehrsequencing.evaluation.walk import FOLDER as WALK, MOST_STEPS, walk as walk_run
 from ehrsequencing.prediction.run import (
@@ -64,7 +64,8 @@ def evaluate(
         run: A run, or its folder.
         bootstrap: Resamples of subjects for the intervals; default: the run's setting.
         baselines: `fast` or `none`.
-        split: Whose subjects of the run's own data are evaluated: `held_out` (default), `tuning` or `train`.
+        split: Whose subjects of the run's own data are evaluated: `held_out` (default), or `tuning` or `train`, which
+            have a place of their own, `RUN/evaluations/SPLIT`.
         data: Other MEDS data that the model has never seen (a folder or a frame): external validation. With `splits`:
             the folder of the run's own records, if it has moved.
         out: With `data`: the folder to make; default: `RUN/external-NAME`.
@@ -158,6 +159,7 @@ def evaluate(
             if report:
                 report_evaluation(folder, result)
                 every_outcome = report_outcomes(known, split=chosen, progress=tick, **given)
+            folder = folder / place_in_run(chosen)
     return EvaluationResult(
         result,
         folder,
@@ -174,6 +176,7 @@ def audit(
     split: str = "held_out",
     subjects: int = 200,
     seed: int = 0,
+    allow: Mapping[str, str] | None = None,
     prepared: str | os.PathLike[str] | None = None,
     data: str | os.PathLike[str] | None = None,
     progress: bool = True,
@@ -185,6 +188,7 @@ def audit(
         split: Whose subjects the model is tested on.
         subjects: How many subjects of each split to sample.
         seed: Of the sample.
+        allow: Codes that may say so much, each with the reason, which the report prints.
         prepared: The prepared set, if it has moved.
         data: The MEDS records, if they have moved.
         progress: Whether to show a bar.
@@ -211,6 +215,7 @@ def audit(
             split=split,
             subjects=subjects,
             seed=seed,
+            allow=allow,
             prepared=None if prepared is None else Path(prepared),
             data=None if data is None else Path(data),
             progress=tick,
@@ -317,8 +322,10 @@ def _with_audit(metrics: Exact | Shared, audit: SharedAudit | None) -> Shared:
 
 def report_evaluation(run: Path, metrics: Exact | Shared) -> None:
     """Write the report of an evaluation, with the audit that the run has."""
-    require_room(run, *PAGES)
-    _add_drawn(run, pages(_with_audit(metrics, saved_audit(run))))
+    place = place_in_run(metrics["split"])
+    require_room(run, *(place + name for name in PAGES))
+    drawn = pages(_with_audit(metrics, saved_audit(run)))
+    _add_drawn(run, {place + name: page for name, page in drawn.items()})
 
 
 def report_outcomes(
@@ -341,8 +348,9 @@ def report_outcomes(
         run, run.prepared(prepared), split=split, settings=settings, progress=progress
     )
     page = result.drawn(partial(render_outcomes, title=run.task.heading))
-    add_to_run(run.folder, OUTCOME_NUMBERS, lambda path: write_shareable(path, result))
-    add_to_run(run.folder, OUTCOME_PAGE, lambda path: write_shareable(path, page))
+    place = place_in_run(split)
+    add_to_run(run.folder, place + OUTCOME_NUMBERS, lambda path: write_shareable(path, result))
+    add_to_run(run.folder, place + OUTCOME_PAGE, lambda path: write_shareable(path, page))
     return result.content
 
 
@@ -394,7 +402,7 @@ def redraw(run: Path, *, tripod: str | None = None) -> Path:
     if tripod is not None:
         metrics = metrics | {"tripod": read_tripod(Path(tripod))}
     report_evaluation(run, metrics)
-    return run / ANSWER
+    return run / place_in_run(metrics["split"]) / ANSWER
 
 
 def _add_drawn(run: Path, drawn: Mapping[str, str]) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ehrsequencing.api.data import data_config, meds_folder, task_of
 from ehrsequencing.api.progress import bar, stages
-from ehrsequencing.config import DataConfig, DriftConfig
+from ehrsequencing.config import DataConfig, DriftConfig, validated
 from ehrsequencing.core.durations import day_of
 from ehrsequencing.core.outputs import METRICS_FILE, MONITOR, output_file, refuse_existing
 from ehrsequencing.evaluation.monitor import Watch, monitor as watch
@@ -24,7 +24,7 @@ def drift(
     run: str | os.PathLike[str] | Run,
     data: Any,
     *,
-    limits: DriftConfig | None = None,
+    limits: Mapping[str, Any] | DriftConfig | None = None,
     facts: Mapping[str, Any] | DataConfig | None = None,
     progress: bool = True,
 ) -> Drift:
@@ -33,7 +33,7 @@ def drift(
     Args:
         run: A run, or its folder.
         data: A folder of MEDS data, or a frame of MEDS rows.
-        limits: Beyond which a difference is an alarm.
+        limits: Beyond which a difference is an alarm, as in `{"people": 0.3}`.
         facts: What the data's own files do not tell, as in `{"extracted": "2026-03-01"}`.
         progress: Whether to show a bar.
 
@@ -52,7 +52,10 @@ def drift(
     """
     known = opened(run)
     with meds_folder(data) as folder, bar("reading the records", show=progress) as tick:
-        return compare_data(known, folder, data_config(facts), limits, tick)
+        settled = limits if isinstance(limits, DriftConfig | None) else dict(limits)
+        if isinstance(settled, dict):
+            settled = validated(DriftConfig, settled, where="drift, limits")
+        return compare_data(known, folder, data_config(facts), settled, tick)
 
 
 def monitor(
@@ -126,7 +129,7 @@ def update(
 ) -> "TrainedRun":
     """Update a run for the people of another hospital: nothing, the level, or level and slope.
 
-    A closed test chooses for each cause (`predictors/update.py`), at the landmarks. The level needs 10 people with the
+    A closed test chooses for each cause (`predictors/update.py`), at the landmarks. The level needs 11 people with the
     event, the slope 50; estimates are shrunk. The weights of a network and of a blend stay.
 
     Args:
@@ -142,7 +145,7 @@ def update(
         people that the update had not seen, or cross-fitted below 300 people. What is written is fitted on all.
 
     Raises:
-        EhrseqError: Fewer than 10 people have the event of interest, or run, task or data cannot be used.
+        EhrseqError: Fewer than 11 people have the event of interest, or run, task or data cannot be used.
 
     Example:
         >>> import ehrsequencing as eh

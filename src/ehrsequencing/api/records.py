@@ -93,7 +93,7 @@ def import_csv(
     """Turn a flat table into MEDS.
 
     Args:
-        source: A CSV, CSV.gz or Parquet file with a header.
+        source: A CSV, CSV.gz or Parquet file with a header; or the folder of the files that the map names.
         out: Folder to make.
         map: What the columns mean: a YAML file, or its content (docs/data.md#any-flat-table).
         options: `overwrite` (replace an earlier import that nobody has changed), `progress` (show a bar), `dates`

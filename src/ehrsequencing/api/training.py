@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, overload
 
 from ehrsequencing.api.data import is_path, study_of
@@ -52,6 +53,7 @@ from ehrsequencing.training.transfer import Pretrained
 
 # a loss of one's own is learned by the network alone, unless these are given
 _NOTHING_ELSE = {"blend": False, "distillation": 0.0, "masked_codes": 0.0}
+_WITHOUT_NETWORK = {"network", "grid_bins", "recalibration"}  # of training: what trees and Cox use
 Callback = Callable[[dict[str, float | None]], object]
 
 
@@ -177,6 +179,7 @@ def fit(
         where="fit",
         when=loss is not None,
     )
+    refuse_of_network(study, {"loss": loss, "callbacks": callbacks or None}, where="fit")
     if resume is None:
         resume = not overwrite and _may_resume(study, Path(out), loss)
     store = _prepared(data)
@@ -195,6 +198,18 @@ def fit(
         say=print_line if progress else lambda _: None,
     )
     return TrainedRun(Path(out))
+
+
+def refuse_of_network(
+    study: StudyConfig, more: Mapping[str, object] = MappingProxyType({}), *, where: str
+) -> None:
+    """Refuse settings and arguments that a network alone has, where a study trains none."""
+    given: dict[str, object] = dict.fromkeys(sorted(study.model.model_fields_set), True)
+    given = {f"model.{name}": value for name, value in given.items()}
+    for name in sorted(study.training.model_fields_set - _WITHOUT_NETWORK):
+        given[f"training.{name}"] = True
+    is_alone = not study.training.network
+    refuse_idle(given | dict(more), "without a network", where=where, when=is_alone)
 
 
 def _with_callbacks(show: ShowProgress, callbacks: Sequence[Callback], word: str) -> ShowProgress:

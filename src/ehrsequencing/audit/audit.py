@@ -4,12 +4,13 @@ Reading order: `data` (what every check looks at), `source` (the original record
 checks, in the order of `CHECKS`. `docs/trust.md` says what they prove and what they cannot prove.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
 from ehrsequencing.audit import (
-    data as same_person,
+    copies,
     fitted,
     leading_codes,
     levels,
@@ -18,6 +19,7 @@ from ehrsequencing.audit import (
 )
 from ehrsequencing.audit.data import AuditData, Check, Finding
 from ehrsequencing.audit.suspicion import importance, sentence
+from ehrsequencing.core.errors import refuse_unknown
 from ehrsequencing.core.files import digest, write_shareable
 from ehrsequencing.core.made_of import made_of
 from ehrsequencing.core.version import __version__
@@ -27,7 +29,7 @@ from ehrsequencing.results.result_types import AuditCheck, SharedAudit
 
 CHECKS: tuple[Check, ...] = (
     *predictions.CHECKS,
-    same_person.CHECK,
+    copies.CHECK,
     *fitted.CHECKS,
     *suspicion.CHECKS,
     *levels.CHECKS,
@@ -42,6 +44,7 @@ def audit(
     split: str = "held_out",
     subjects: int = 200,
     seed: int = 0,
+    allow: Mapping[str, str] | None = None,
     prepared: Path | None = None,
     data: Path | None = None,
     progress: Callable[[int, int, str], None] = lambda done, total, what: None,
@@ -53,6 +56,7 @@ def audit(
         split: Whose subjects the model predicts for; labels and fits are checked in all splits.
         subjects: How many subjects of each split to draw.
         seed: Of the draw, and of all noise.
+        allow: Codes that may say so much, and why: what is suspected of them alone passes, with the reason.
         prepared: The prepared set, where it is no longer where training found it.
         data: The MEDS records, where they are no longer where `prepare` found them.
         progress: Called with (steps done, steps, what comes next).
@@ -68,6 +72,7 @@ def audit(
     run = Run(run_folder)
     require_room(run_folder, AUDIT)
     store = run.prepared(prepared)
+    refuse_unknown("code of --allow", allow or {}, run.vocabulary.tokens)
     checks = list(CHECKS)
     if "init" in run.manifest:  # it started from another model
         checks.append(fitted.CHECK)
@@ -78,7 +83,7 @@ def audit(
     answers: list[AuditCheck[int]] = []
     for number, check in enumerate(checks, start=1):
         progress(number, total, check.name)
-        answers.append(_told(facts, check))
+        answers.append(_told(facts, check, allow or {}))
     progress(total, total, "done")
     result = redact_audit(
         {
@@ -88,6 +93,7 @@ def audit(
                     run=run.fingerprint,
                     split=split,
                     drawn=[subjects, seed],
+                    allowed=sorted((allow or {}).items()),
                 )
             ),
             "created": date.today().isoformat(),
@@ -107,12 +113,16 @@ def audit(
     return result.content
 
 
-def _told(data: AuditData, check: Check) -> AuditCheck[int]:
+def _told(data: AuditData, check: Check, allow: Mapping[str, str]) -> AuditCheck[int]:
     """The finding of a check as it is written, with what the suspicious codes matter."""
     if check.needs_records and data.why_no_source is not None:
         finding = Finding("not_tested", data.why_no_source)
     else:
         finding = check.make(data)
+    reasons = [allow.get(data.vocabulary.tokens[token]) for token in finding.suspects]
+    if reasons and None not in reasons:
+        told = ", ".join(dict.fromkeys(filter(None, reasons)))
+        finding = replace(finding, verdict="passed", reason=f"allowed ({told}): {finding.reason}")
     matter = importance(data, finding.suspects) if finding.suspects else None
     reason = f"{finding.reason}; {sentence(matter)}" if finding.suspects else finding.reason
     return {

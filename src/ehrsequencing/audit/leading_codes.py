@@ -27,7 +27,7 @@ from ehrsequencing.records.visits import count_at_or_before
 
 ZONES = {"the last one": None, "in the last day": 1.0, "in the last week": 7.0}
 WAIT_DAYS = 1.0  # until a prediction time sees a visit
-FEWEST_CARRIERS = 10
+FEWEST_CARRIERS = 11
 LEAST_ODDS_RATIO = 10.0
 SURE_LAST, FEWEST_HOLDERS = (
     0.95,
@@ -184,6 +184,10 @@ def event_after_code(data: AuditData) -> Finding:
     if not leading:
         return Finding("passed", "no code stands just before events and seldom elsewhere", tested)
     gravest = {one[2]: one for one in sorted(leading)}
+    codes = {token for token in gravest if token < len(data.vocabulary)}
+    for token in gravest.keys() - codes:  # a family whose member is named adds nothing
+        if codes & {*data.members([token])}:
+            del gravest[token]
     ranked = sorted(gravest.values(), reverse=True)
     said = [f"{data.code_name(k, int(people[k]))} ({words})" for _, _, k, words in ranked]
     more = f" and {len(said) - MOST_NAMED:,} more" if len(said) > MOST_NAMED else ""

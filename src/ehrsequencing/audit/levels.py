@@ -95,7 +95,9 @@ def filled_backwards(data: AuditData) -> Finding:
     k = np.flatnonzero(next_is_own)
     first_row = rows.row_offsets[:-1]
     has_row = np.diff(rows.row_offsets) > 0
-    known = np.where(has_row, rows.visits_before[np.minimum(first_row, len(rows) - 1)], 0)
+    at_first = np.minimum(first_row, len(rows) - 1)
+    partly = rows.unfinished_codes[at_first] > 0  # a visit that has begun
+    known = np.where(has_row, rows.visits_before[at_first] + partly, 0)
     moment = (lines.subject_offsets[:-1] + known)[subject]  # visits before it are known
     crosses = (at[k] < moment[k]) & (at[k + 1] >= moment[k])
     gap = np.log2(1 + (lines.start_us[at[k + 1]] - lines.start_us[at[k]]) / DAY_US).astype(np.int64)

@@ -25,7 +25,7 @@ CENTRED = (
     1e-3  # distance of a record's mean from 0, in its standard deviations: values may be rounded
 )
 CENTRED_SHARE = 0.5  # of the records: a leak
-FEWEST_NUMBERS, FEWEST_RECORDS = 4, 10
+FEWEST_NUMBERS, FEWEST_RECORDS = 4, 11
 TELLING_AUC = 0.98
 AHEAD_AUC, LEAD = 0.85, 0.1  # of a kind of input, and its lead over all others: a warning
 #: Of the event, by an input at the first prediction time: a warning, if it is surely more.

@@ -150,7 +150,7 @@ def evaluate(
     say("\n".join(metric_lines(evaluated.result)))
     pages = {"report": evaluated.report, "metrics": evaluated.folder / "metrics.json"}
     if walk is not None:
-        pages[f"walk over {walk}s"] = evaluated.folder / "walk" / walk / "pooled.html"
+        pages[f"walk over {walk}s"] = opened.folder / "walk" / walk / "pooled.html"
     if evaluated.every_outcome is not None:
         say("\n".join(outcome_lines(evaluated.every_outcome)))
         pages["every outcome"] = evaluated.folder / "outcomes.html"
@@ -176,6 +176,10 @@ def audit(
         int, typer.Option("--subjects", help="How many subjects of each split to sample")
     ] = 200,
     seed: Annotated[int, typer.Option("--seed", hidden=True, help="Seed of the sample")] = 0,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option("--allow", help="CODE=REASON: this code may say so much; may be repeated"),
+    ] = None,
     prepared: MovedSet = None,
     data: Annotated[
         Path | None, typer.Option("--data", help="The MEDS records, if they have moved")
@@ -197,6 +201,7 @@ def audit(
         seed=seed,
         prepared=prepared,
         data=data,
+        allow=dict(_allowed(one) for one in allow or ()),
         progress=shown(),
     )
     result, line = findings.attrs["audit"], findings.attrs["report"]
@@ -213,6 +218,15 @@ def audit(
     if leaks:
         warn(f"{run} leaks: {', '.join(leaks)}")
         raise typer.Exit(1)
+
+
+def _allowed(text: str) -> tuple[str, str]:
+    code, _, reason = text.rpartition("=")
+    if not code or not reason.strip():
+        raise EhrseqError(
+            "names no code with its reason", where=f"--allow {text}", fix="write CODE=REASON"
+        )
+    return code, reason.strip()
 
 
 def score(
@@ -347,7 +361,8 @@ def compare(
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     comparison = compare_runs(runs, progress=shown(), **chosen)
     table = comparison.table()
-    say(f"{table.caption}, {comparison.subjects} subjects")
+    people = f"{comparison.subjects} {(split or 'held_out').replace('_', '-')} subjects"
+    say(f"{table.caption}, {people}")
     say(table.frame.to_string())
     columns = ["against", "horizon", "metric", "value", "low", "high"]
     gaps = comparison.differences.query("cause == @comparison.causes[0]")[columns]

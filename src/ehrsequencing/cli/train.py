@@ -40,11 +40,16 @@ def train(
 ) -> None:
     """Fit a model, with early stopping on the tuning split."""
     study = read_study(config, overrides, "train")
-    from ehrsequencing.api.training import train as train_run
+    from ehrsequencing.api.training import refuse_of_network, train as train_run
     from ehrsequencing.config import refuse_changes, refuse_other_task
     from ehrsequencing.records.prepared import Prepared
     from ehrsequencing.reporting.pages import transfer_advice, transfer_lines
 
+    if not study.training.network:
+        refuse_of_network(
+            read_study(None, [*(overrides or ()), "training.network=false"], "train"),
+            where="ehrseq train",
+        )
     store = Prepared(prepared)
     refuse_changes(study, store.study, "train", file=config, by=prepared)
     if config is not None and study.task is not None:
@@ -193,7 +198,7 @@ def update(
 ) -> None:
     """Update a run for another hospital: the level, or level and slope.
 
-    A closed test chooses what the events allow to learn: the level from 10 people with the event, the slope from 50.
+    A closed test chooses what the events allow to learn: the level from 11 people with the event, the slope from 50.
     It may leave the run as it is.
     """
     opened = open_run(run, data=data)

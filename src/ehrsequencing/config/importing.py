@@ -198,9 +198,8 @@ class TableMap(Settings):
         return [name for name in self.date_columns() if name in whens]
 
     def strict_columns(self) -> list[str]:
-        """Columns that are refused where a tenth of the cells cannot be read: dates, times, and `numeric` numbers."""
+        """Columns that are refused where a tenth of the cells cannot be read: dates, and `numeric` numbers."""
         names = [event.value for event in self.events if event.numeric]
-        names += [when.column for when in self.whens() if isinstance(when, Elapsed)]
         return [*self.date_columns(), *(name for name in names if name is not None)]
 
     def number_columns(self) -> list[str]:

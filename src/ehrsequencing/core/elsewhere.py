@@ -4,6 +4,7 @@
 """
 
 import inspect
+import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,9 +13,20 @@ from fnmatch import fnmatchcase
 from functools import cache, partial, wraps
 from importlib import import_module
 from importlib.util import find_spec
+from numbers import Integral, Real
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from types import ModuleType, UnionType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+)
 
 from ehrsequencing.core.errors import EhrseqError
 
@@ -118,7 +130,7 @@ def answering(function: Called, name: str = "") -> Called:
     Traceback (most recent call last):
     ehrsequencing.core.errors.EhrseqError: risk: too many positional arguments (write risk(data, horizons=…))
     """
-    signature = inspect.signature(function)
+    signature, hints = inspect.signature(function), dict[str, Any]()
     is_class = function.__name__ == "__init__"
     named_as = function.__qualname__.split(".")[-2] if is_class else name or function.__name__
     shown = [*signature.parameters.values()][bool(is_class or name) :]
@@ -126,12 +138,67 @@ def answering(function: Called, name: str = "") -> Called:
     @wraps(function)
     def call(*given: Any, **named: Any) -> Any:
         try:
-            signature.bind(*given, **named)
+            bound = signature.bind(*given, **named)
         except TypeError as error:
             raise _wrong_call(named_as, shown, given, named, str(error)) from None
+        if not hints:  # not at import, since names of types may not be there yet
+            hints.update({"return": Any} | _hints(function))
+        for argument, value in bound.arguments.items():
+            if not fits(value, hint := hints.get(argument, Any)):
+                raise EhrseqError(
+                    f"{argument} must be {_written(hint)}, not {type(value).__name__}",
+                    where=named_as,
+                    fix="see its documentation",
+                )
         return function(*given, **named)
 
     return cast(Called, call)
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """The types of a function's arguments; of one that cannot be looked up here Any."""
+    kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    found = dict[str, Any]()
+    for name, one in inspect.signature(function).parameters.items():
+        is_known = one.annotation is not one.empty and one.kind not in kinds
+        found[name] = one.annotation if is_known and not isinstance(one.annotation, str) else Any
+    return found
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of a type: true is no number and a text no truth, but NumPy's scalars and arrays pass.
+
+    >>> fits(1, float), fits(True, float), fits("no", bool), fits([1, True], Sequence[int]), fits(("1y",), list[str])
+    (True, False, False, False, True)
+    >>> fits("meds/", Any)
+    True
+    """
+    origin, inner = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return True
+    if origin is Annotated:
+        return fits(value, inner[0])
+    if origin in (Union, UnionType):
+        return any(fits(value, one) for one in inner)
+    if origin is Literal:
+        return value in inner
+    if hint in (bool, int, float):
+        is_truth = isinstance(value, bool) or type(value).__name__ in ("bool_", "bool")
+        kind = Integral if hint is int else Real
+        return is_truth if hint is bool else isinstance(value, kind) and not is_truth
+    kind = origin or hint
+    if not isinstance(kind, type):
+        return hint is not None or value is None  # what is no class is checked where it is used
+    if issubclass(kind, Mapping) or not issubclass(kind, Iterable) or kind is str:
+        return isinstance(value, kind)
+    if isinstance(value, list | tuple) and inner:
+        return all(fits(one, inner[0]) for one in value)
+    return isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
+
+
+def _written(hint: Any) -> str:
+    """A type as a message says it, without the modules."""
+    return re.sub(r"\b(\w+\.)+", "", inspect.formatannotation(hint))
 
 
 def _wrong_call(

@@ -193,7 +193,8 @@ def _why_foreign_folder(folder: Path, kind: Kind) -> str | None:
         names = {other.name: other.what for other in KINDS}
         return f"holds {names.get(str(manifest.get('kind')), 'something else')}, not {kind.what}"
     files = manifest["files"]
-    known = {MANIFEST, *files, *(up.as_posix() for name in files for up in Path(name).parents)}
+    ours = {*files, *manifest.get("writing", [])}  # the latter a killed command was writing
+    known = {MANIFEST, *ours, *(up.as_posix() for name in ours for up in Path(name).parents)}
     for path in folder.rglob("*"):
         name = path.relative_to(folder).as_posix()
         if not is_temporary(path) and (name not in known or path.is_symlink()):

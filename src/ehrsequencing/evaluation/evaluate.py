@@ -405,6 +405,8 @@ def evaluate(
 ) -> Exact:
     """Evaluate a run and write its `metrics.json`; beside it, for real people, `metrics-individual.json`.
 
+    That of another split than the held-out one is written into `RUN/evaluations/SPLIT`.
+
     Args:
         run: A finished run, or its folder.
         split: `train`, `tuning` or `held_out`.
@@ -419,9 +421,12 @@ def evaluate(
         EhrseqError: The run or its prepared set cannot be used.
     """
     run = opened(run)
-    require_room(run.folder, results.SHARED, INDIVIDUAL, *results.DRAWN)
+    place = results.place_in_run(split)
+    names = (results.SHARED, INDIVIDUAL, *results.DRAWN)
+    require_room(run.folder, *(place + name for name in names))
     store = run.prepared(prepared)
     settings = settings or run.study.evaluation
+    earlier = results.read_for_owner(run.folder, place)
     result = evaluate_predictors(
         Evaluated.of_run(run),
         Population.of_split(store, run.task, split).drawn(settings),
@@ -430,6 +435,9 @@ def evaluate(
         progress=progress,
     )
     result["made_of"] = evaluation_made_of(run, split, settings)
+    if earlier is not None and settings.tripod is None:
+        result["tripod"] = earlier["tripod"]  # what people answered stays
+    results.keep_earlier(run.folder)
     if (recalibration := result["recalibration"]) is not None:
         # the values before and after stand in `metrics.json`, which hides small numbers of people
         facts = {"fitted": recalibration["fitted"]}

@@ -205,8 +205,11 @@ def validate(
     run = opened(run)
     evaluated = Evaluated.of_run(run)
     settings = settings or run.study.evaluation
+    is_updated = "update" in run.manifest
+    if is_updated and (prepared is not None or settings.recalibrate):
+        run.prepared(prepared)  # refuses
     own = prepared or Path(run.manifest["prepared"])
-    store = Prepared(own) if own.is_dir() else None
+    store = Prepared(own) if own.is_dir() and not is_updated else None
     if store is None and (prepared is not None or settings.recalibrate):
         raise EhrseqError(
             "the prepared set is not there",
@@ -253,12 +256,18 @@ def _summary(
     population, seen, warnings = external.population, None, list[str]()
     rate, there = (inputs.get(split, {}).get("unknown_token_rate") for split in (SPLIT, "train"))
     if store is None:
-        warnings.append(
-            "There are no baselines: the prepared set is gone. Name it with --prepared."
-        )
+        why = "the prepared set is gone. Name it with --prepared."
+        if "update" in run.manifest:
+            why = "the run was updated for other people than those that baselines would learn from."
+        warnings.append(f"There are no baselines: {why}")
     else:
         own = [store.timelines(split).subject_id for split in ("train", "tuning")]
         seen = int(np.isin(population.records.timelines.subject_id, np.concatenate(own)).sum())
+    if not differing(external.made_of, run.manifest.get("made_of")):
+        warnings.append(
+            "The run was updated with these very people: it fits them better than people whom it has not seen. "
+            "What it gained on unseen people stands in its manifest, under update."
+        )
     if (rate or 0.0) > (there or 0.0) + MUCH_UNKNOWN:
         warnings.append(
             "Far more tokens are unknown to the run than in training: it cannot use what it does not know."

@@ -1,7 +1,6 @@
 """`update`: a run for another hospital, by the little that its events allow to learn."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import numpy as np
 
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.core.arrays import Bools, Floats, Ints
-from ehrsequencing.core.disclosure import rounded, shareable_count
+from ehrsequencing.core.disclosure import SMALLEST_COUNT, nearest, rounded, shareable_count
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import (
     read_json,
@@ -27,8 +26,8 @@ from ehrsequencing.core.outputs import (
 )
 from ehrsequencing.evaluation.external import External, read_external
 from ehrsequencing.prediction.reference import reference_risks
-from ehrsequencing.prediction.run import UPDATE, Run, add_to_run
-from ehrsequencing.predictors.recalibration import FEWEST, fit_recalibration
+from ehrsequencing.prediction.run import UPDATE, Run
+from ehrsequencing.predictors.recalibration import fit_recalibration
 from ehrsequencing.predictors.update import (
     CauseUpdate,
     Labels,
@@ -62,7 +61,7 @@ def update(
     """Write a run updated for the people of MEDS data; see `ehrsequencing.update`.
 
     Raises:
-        EhrseqError: Fewer than 10 people have the event of interest, or run, task or data cannot be used.
+        EhrseqError: Fewer than 11 people have the event of interest, or run, task or data cannot be used.
     """
     refuse_existing(out, RUN, overwrite=overwrite)
     if opened.is_visit_head or opened.task.outcomes is not None:
@@ -78,20 +77,18 @@ def update(
     progress("predicting")
     here = _Local(opened, external)
     people = [here.labels.people(e) for e in range(len(here.causes))]
-    if people[0] < FEWEST:
+    if people[0] < SMALLEST_COUNT:
         raise EhrseqError(
-            f"fewer than {FEWEST} people have {here.causes[0]} after a landmark",
+            f"fewer than {SMALLEST_COUNT} people have {here.causes[0]} after a landmark",
             where=where,
             fix="collect more follow-up; until then judge the run with ehrseq evaluate --data",
         )
     progress("choosing the update")
-    largest = [largest_allowed(n) for n in people]
+    largest = [largest_allowed(nearest(n)) for n in people]
     everybody = np.ones(len(here.labels.cause), dtype=bool)
     chosen = here.fitted(everybody, largest)
     facts = _facts(here, chosen, people, here.before_and_after(largest))
-    _write(opened, out, chosen, facts, overwrite=overwrite)
-    for name, content in _reference(Run(out), external).items():
-        add_to_run(out, name, partial(write_json, value=content))
+    _write(opened, out, external, chosen, facts, overwrite=overwrite)
 
 
 def _reference(run: Run, external: External) -> dict[str, Reference | PeopleRisks[Rounded]]:
@@ -160,7 +157,7 @@ class _Local:
         """Measures on people whom the update had not seen: on a third, or cross-fitted where they are few."""
         people: Ints = np.unique(self.labels.subject, return_inverse=True)[1]
         third = np.random.default_rng(0).permutation(int(people.max()) + 1)[people] % THIRDS
-        folds = range(1 if people.max() + 1 >= SMALL else THIRDS)
+        folds = range(1 if nearest(people.max() + 1) >= SMALL else THIRDS)
         after = self.eta.copy()
         for fold in folds:
             for e, one in enumerate(self.fitted(third != fold, largest)):
@@ -182,7 +179,7 @@ class _Local:
         found: dict[str, Any] = {"nll": rounded(nll)}
         for e, cause in enumerate(self.causes):
             ratio = float((labels.cause == e + 1).sum() / (hazards[:, e] * days).sum())
-            enough = labels.people(e) > FEWEST
+            enough = labels.people(e) >= SMALLEST_COUNT
             slope = float(fitted.slope[e, 0])
             found[cause] = {"oe": rounded(ratio), "slope": rounded(slope)} if enough else None
         return found
@@ -211,13 +208,16 @@ def _facts(
 def _write(
     run: Run,
     out: Path,
+    external: External,
     chosen: Sequence[CauseUpdate],
     facts: dict[str, Any],
     *,
     overwrite: bool,
 ) -> None:
-    """Copy what prediction needs of the run, with the update."""
+    """Copy what prediction needs of the run, with the update and what the people are like whom it is for."""
     manifest = {k: v for k, v in run.manifest.items() if k not in ("files", "required", "writing")}
+    is_simulated = run.manifest.get("simulated", False) and external.population.is_simulated
+    own = {"made_of": external.made_of, "update": facts, "simulated": is_simulated}
     required = run.manifest.get("required", list(run.manifest["files"]))
     history = [HISTORY] if HISTORY in run.manifest["files"] and HISTORY not in run.altered else []
     earlier = {"intercept": np.zeros(len(chosen)), "slope": np.ones(len(chosen))}
@@ -231,8 +231,13 @@ def _write(
             write_bytes(folder / name, (run.folder / name).read_bytes())
         write_settings(folder / "config.yaml", run.study)
         write_json(folder / UPDATE, fitted)
-        write_manifest(
-            folder,
-            {**manifest, **RUN.facts, "update": facts},
-            required=sorted({*required, UPDATE}),
-        )
+
+        def list_files() -> None:
+            write_manifest(
+                folder, {**manifest, **RUN.facts, **own}, required=sorted({*required, UPDATE})
+            )
+
+        list_files()  # the run answers from here on, and its name comes last
+        for name, content in _reference(Run(folder), external).items():
+            write_json(folder / name, content)
+        list_files()

@@ -106,7 +106,7 @@ def without_few(rows: Sequence[MetricRow[int]]) -> list[MetricRow[int]]:
     ]
 
 
-SHARED = METRICS
+SHARED, HELD_OUT = METRICS, "held_out"
 # files drawn from an evaluation, which must not stand beside the numbers of another one
 DRAWN = ("report.html", "report-details.html", "outcome-metrics.json", "outcomes.html")
 
@@ -124,20 +124,35 @@ def write_result(result: Exact, folder: Path) -> None:
         write(folder / name)
 
 
+def place_in_run(split: str) -> str:
+    """Where the evaluation of a split stands in its run: that of the held-out people is the run's own."""
+    return "" if split == HELD_OUT else f"evaluations/{split}/"
+
+
 def add_result(result: Exact, run_folder: Path) -> None:
     """Write the files of a result into a finished run, from which pages of an earlier result go first."""
+    place = place_in_run(result["split"])
     for name, write in _files(result):
-        add_to_run(run_folder, name, write, outdates=DRAWN)
+        add_to_run(run_folder, place + name, write, outdates=[place + page for page in DRAWN])
 
 
-def read_result(run_folder: Path) -> Shareable[Shared] | None:
+def keep_earlier(run_folder: Path) -> None:
+    """Move `metrics.json` of another split from where 2.0 wrote it to its own place, before it is replaced."""
+    earlier = read_result(run_folder)
+    place = place_in_run(earlier["split"]) if earlier else ""
+    if earlier and place and not (run_folder / place / SHARED).exists():
+        add_to_run(run_folder, place + SHARED, lambda path: write_shareable(path, earlier))
+
+
+def read_result(run_folder: Path, place: str = "") -> Shareable[Shared] | None:
     """`metrics.json` of a run; None where there is none, or somebody has changed or removed it."""
-    return read_shareable(run_folder / SHARED) if is_as_written(run_folder, SHARED) else None
+    name = place + SHARED
+    return read_shareable(run_folder / name) if is_as_written(run_folder, name) else None
 
 
-def read_for_owner(run_folder: Path) -> Exact | Shared | None:
+def read_for_owner(run_folder: Path, place: str = "") -> Exact | Shared | None:
     """The exact result where it is there still; else `metrics.json`, as of `read_result`."""
-    result = read_result(run_folder)
+    result, name = read_result(run_folder, place), place + INDIVIDUAL
     shared = None if result is None else result.content
-    exact = read_json(run_folder / INDIVIDUAL) if is_as_written(run_folder, INDIVIDUAL) else None
+    exact = read_json(run_folder / name) if is_as_written(run_folder, name) else None
     return exact if exact and redact(exact) == shared else shared

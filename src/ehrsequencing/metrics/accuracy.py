@@ -91,7 +91,8 @@ def observed_over_expected(rows: ScoredRows) -> Floats:
     expected = rows.weights @ rows.expected.reshape(len(rows.expected), -1)
     observed = np.stack(seen, axis=2)
     ratio = divide(observed, expected.reshape(observed.shape))
-    return rows.finish(np.where(rows.counts.reaches(rows.horizons_days)[:, None], ratio, np.nan))
+    followed = rows.counts.reaches(rows.horizons_days) & ~rows.is_refused
+    return rows.finish(np.where(followed[:, None], ratio, np.nan))
 
 
 def integrated_brier(rows: ScoredRows) -> Floats:

@@ -163,6 +163,12 @@ class ScoredRows:
         return divide(1.0, np.atleast_2d(self.censoring.before(self.duration_days)), undefined=0.0)
 
     @property
+    def is_refused(self) -> Bools:
+        """(horizons,) whether too few people carry the weights by the history."""
+        refused = getattr(self.fixed_censoring, "refused_days", ())
+        return np.isin(self.horizons_days, refused)
+
+    @property
     def path_weights(self) -> Floats:
         """(resamples, n) multiplicities; where leaving depends on the history also 1 / G(T−), as `expected` then is."""
         clock = self.fixed_censoring

@@ -101,8 +101,14 @@ class Run:
             folder: Where it is; default: where training found it.
 
         Raises:
-            EhrseqError: It has moved, or is another one.
+            EhrseqError: It has moved, or is another one; or the run was updated for other people.
         """
+        if "update" in self.manifest:
+            raise EhrseqError(
+                "was updated for other people than those of the prepared set that its weights are from",
+                where=str(self.folder),
+                fix=f"name its own people, as in ehrseq evaluate {self.folder} --data DATA",
+            )
         folder = folder or Path(self.manifest["prepared"])
         if not folder.is_dir():
             raise EhrseqError(

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from scipy.special import chdtrc
 
 from ehrsequencing.core.arrays import Floats, Ints
+from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.predictors.recalibration import fit_hazards, inverse, scores_of_subjects
 from ehrsequencing.records.hazards import event_bin, exposure
 
 METHODS = ("none", "level", "level and slope")
-FEWEST_EVENTS = (0, 10, 50)  # people with the event that each method needs
+FEWEST_EVENTS = (0, SMALLEST_COUNT, 50)  # people with the event that each method needs
 ALPHA = 0.05
 
 

@@ -57,6 +57,8 @@ def cleaned(
         the result does not depend on the order of the rows.
     """
     rows, counts = _known_persons(with_stated_deaths(table), report), report.counts
+    timed = (rows.time_us != NO_TIME) & ~rows.of_role(Role.PERSON, Role.DEATH, Role.OBSERVED)
+    report.count_clocks(rows.source[timed], is_date(rows.time_us[timed]))
     _remove_open_ends(rows, UNENDED if open_after_us is None else open_after_us, counts)
     spans = visit_spans(rows, counts)
     set_known_times(rows, spans, counts)

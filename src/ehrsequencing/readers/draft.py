@@ -43,7 +43,9 @@ def _draft(path: Path) -> str:
         for n, c in columns.items()
         if n not in dates and (_share(c, as_numbers(c)) or _share(c, as_numbers(c, ",")))
     }
-    role = {kind: _named(columns, pattern) for kind, pattern in _KNOWN["names"].items()}
+    role = {kind: _named([*columns], pattern) for kind, pattern in _KNOWN["names"].items()}
+    keys = [name for name in columns if name not in dates]
+    role |= {kind: _named(keys, _KNOWN["names"][kind]) for kind in ("subject", "encounter")}
     subject = role["subject"] or next(iter(columns), "?")
     times = [n for n in dates if n not in (role["birth"], role["death"])]
     start = next((n for n in times if n == role["start"]), None)
@@ -110,7 +112,7 @@ def _dates(columns: dict[str, pa.ChunkedArray]) -> tuple[str | None, list[str]]:
     return next(iter(forms), None), found
 
 
-def _named(columns: dict[str, pa.ChunkedArray], pattern: str) -> str | None:
+def _named(columns: Sequence[str], pattern: str) -> str | None:
     return next((name for name in columns if re.fullmatch(pattern, name, re.IGNORECASE)), None)
 
 

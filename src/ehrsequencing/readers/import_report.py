@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
-from ehrsequencing.core.arrays import Ints
+from ehrsequencing.core.arrays import Bools, Ints
 from ehrsequencing.core.errors import EhrseqError
 
 WARN_SHARE = 0.05  # warn if more of a table's rows, or of a column's cells, are lost
@@ -44,7 +44,8 @@ REASONS = {
     "no_time": "no readable date",
     "duplicates": "equals another row",
     "overlapping_periods": "merged into another observation period",
-    "two_deaths": "a further death of the same person, or a vaguer one",
+    "two_deaths": "a further death of the same person: the earliest counts",
+    "vaguer_death": "a death without a day: a more precise one of the same person counts",
     "two_births": "a further birth of the same person: the earliest counts",
     "open_end": "a death in the far future: it means that nobody has died yet",
     "issued_after_death": "a result that was issued after the death of its person",
@@ -57,6 +58,7 @@ FATES = {
 _KEPT = len(REASONS) + 1
 # The content of these rows is in the output, or belongs to no record of events.
 _NOT_LOST = {
+    "vaguer_death",
     "duplicates",
     "overlapping_periods",
     "not_read",
@@ -172,6 +174,8 @@ class TableCounts:
     bad_line: dict[str, Any] | None = None  # file and line of the first row that cannot be parsed
     cells: dict[str, Cells] = field(default_factory=dict)  # by column, those that are used
     far_days: Counter[str] = field(default_factory=Counter)  # moments days away from their date
+    days: int = 0  # rows with a date and no clock
+    clocks: int = 0  # rows with a clock
     rules: "RuleCounts" = field(default_factory=Counter)  # of the whole import
 
     def begin(self, file: str | None) -> None:
@@ -262,6 +266,13 @@ class TableCounts:
     def warnings(self) -> list[str]:
         """What an analyst should check before using the data."""
         out, lost = [], self.lost
+        dated = self.days + self.clocks
+        if WARN_SHARE * dated < self.days < (1 - WARN_SHARE) * dated:
+            out.append(
+                f"{self.days:,} of {dated:,} rows of {self.name} ({self.days / dated:.1%}) have a day and no clock, "
+                "where the others have one, and stand at the end of their day. If a converter dropped their clocks, as "
+                "those of C-CDA and HL7 do with a time without an offset from UTC, write the offset before it runs"
+            )
         total = lost.total()
         if total > WARN_SHARE * self.rows_in:
             rows = f"{total:,} of {self.rows_in:,} rows of {self.name} ({total / self.rows_in:.1%})"
@@ -335,6 +346,15 @@ class ImportReport:
     def count(self, rule: str, mask: Any) -> None:
         """Count the rows to which a rule was applied: those that are true; null is not."""
         self.counts[rule] += pc.sum(mask).as_py() or 0
+
+    def count_clocks(self, sources: Ints, is_day: Bools) -> None:
+        """Say of rows with a time whether it is a day without a clock; several of one source row count once."""
+        sources, first = np.unique(sources, return_index=True)
+        number = sources >> _TABLE_BITS
+        for table in self.tables.values():
+            own = is_day[first][number == table.number]
+            table.days += int(own.sum())
+            table.clocks += int((~own).sum())
 
     def keep(self, sources: Ints) -> None:
         """Say that these rows of the source made a row of the output."""

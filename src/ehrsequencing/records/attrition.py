@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ehrsequencing.config import TaskConfig, format_days
 from ehrsequencing.core.arrays import Bools
-from ehrsequencing.core.disclosure import count_text
+from ehrsequencing.core.disclosure import SMALLEST_COUNT, count_text
 from ehrsequencing.records.account import (
     Attrition,
     CohortCounts,
@@ -29,7 +29,7 @@ from ehrsequencing.records.follow_up import end_warnings, unknown_ends
 from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.visits import Record, count_at_or_before
 
-FEWEST_EVENTS, FEWEST_SUBJECTS = 10, 50  # of an interval or a comparison
+FEWEST_EVENTS, FEWEST_SUBJECTS = SMALLEST_COUNT, 50  # of an interval or a comparison
 FEW_EVENTS = 100  # training subjects with the event, below which a model is unstable
 SOME_SAME_DAY = (
     0.01  # share of events on the day of an index, of which nobody knows which came first
@@ -38,9 +38,9 @@ MUCH_IMMORTAL = 0.05  # share of a landmark's subjects whose first record comes 
 
 
 def too_few(events: ArrayLike, subjects: ArrayLike) -> Bools:
-    """Whether there are too few to compare: under 10 subjects with the event, or under 50 subjects.
+    """Whether there are too few to compare: under 11 subjects with the event, or under 50 subjects.
 
-    >>> too_few([9, 10, 200], [500, 50, 49]).tolist()
+    >>> too_few([10, 11, 200], [500, 50, 49]).tolist()
     [True, False, True]
     """
     return (np.asarray(events) < FEWEST_EVENTS) | (np.asarray(subjects) < FEWEST_SUBJECTS)

@@ -148,7 +148,11 @@ def check_data(
                 "min_subjects": min_subjects,
             },
             "visits": _visits(list(splits.values())),
-            "warnings": [*data_warnings(filled, min_subjects=min_subjects), *filled["numbers"]],
+            "warnings": [
+                *data_warnings(filled, min_subjects=min_subjects),
+                *filled["numbers"],
+                *import_warnings(data),
+            ],
         }
         reader = None if filled["calendar"]["beyond_today"] else work.reader
         checks = [_check_task(folder / "tasks" / task.name, task, reader) for task in tasks]
@@ -210,6 +214,14 @@ def data_warnings(facts: Mapping[str, Any], *, min_subjects: int) -> list[str]:
             f"simulation wrote them: {', '.join(changed)}. Simulate again, or remove manifest.json."
         )
     return warnings
+
+
+def import_warnings(data: Path) -> list[str]:
+    """What an import of ours warned of, which only its report still knows."""
+    path = data / "metadata" / "import_report.json"
+    report = read_json(path) if path.is_file() else None
+    warnings = report.get("warnings") if isinstance(report, dict) else None
+    return [f"import: {text}" for text in warnings] if isinstance(warnings, list) else []
 
 
 _SPLIT_WORDS = {

@@ -29,7 +29,7 @@ Progress = Callable[[int, int], None]  # called with (pieces of work done, piece
 # A few rows long after all others (an open end written as 2099-12-31, a typing error) must not extend everybody's
 # follow-up. They are late if they are few, of few subjects, and follow a gap far longer than those between other rows,
 # since dates that were shifted person by person are spread thinly everywhere.
-FEWEST_SUBJECTS = 10  # with fewer, a late row looks like a thin record
+FEWEST_SUBJECTS = 11  # with fewer, a late row looks like a thin record
 FEW_SUBJECTS = 100  # with fewer, only a gap of ten years counts
 GAP_DAYS = 365
 MOST_ROWS = 0.01  # share that late rows are at most; one row is always few

@@ -356,5 +356,5 @@ def render_list(summary: dict[str, Any], drift: Drift) -> str:
 
 
 def _list_row(one: dict[str, Any]) -> tuple[str, ...]:
-    raised = (f"{of['name']} (+{100 * of['adds']:.1f} points)" for of in one["raised_by"])
+    raised = (f"{of['name']} (+{100 * of['adds']:.1f} points)" for of in one["raised_by"][:2])
     return str(one["subject_id"]), one["moment"], percent(one["risk"]), ", ".join(raised)

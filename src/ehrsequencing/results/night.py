@@ -36,7 +36,7 @@ def redact_night(
     total = np.cumsum(observed)
     steps = int(total[-1]) // STEP * STEP if len(total) else 0
     if not steps:
-        return Shareable({**facts, "observed": f"<{STEP}", "expected": None, "oe": None})
+        return Shareable({**rounded(facts), "observed": f"<{STEP}", "expected": None, "oe": None})
     place = int(np.argmax(total >= steps))
     shown = float(f"{expected[: place + 1].sum():.3g}")
     return Shareable(

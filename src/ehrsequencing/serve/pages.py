@@ -31,7 +31,7 @@ from ehrsequencing.serve.security import COOKIE
 
 DESK = "/patient"
 PATHS = ("/", DESK)
-MOST_CODES = 30  # of the form
+MOST_CODES = 300  # of the form, which shows the first 30 until somebody searches
 _PATTERN = ("re:", "under:")  # how a pattern begins that is no code itself
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'"
 _ANSWERS = (

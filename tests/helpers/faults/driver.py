@@ -72,6 +72,11 @@ COMMANDS: dict[str, Command] = {
     "explore": Command(lambda i, o: ["explore", i / "run", i / "sim", "--out", o / EXPLORER, "--subjects", 5]),
     "share": Command(lambda i, o: ["export", i / "run", "--format", "share", "--out", o / "x"]),
     "predict": Command(lambda i, o: ["predict", i / "run", i / "sim", "--at", "last", "--out", o / "x.parquet"]),
+    "update": Command(lambda i, o: ["update", i / "run", i / "other", "--out", o / "x"]),
+    "again": Command(  # an earlier list, of all prediction times
+        lambda i, o: ["predict", i / "run", i / "sim", "--at", "last", "--out", o / "x/r.csv", "--overwrite"],
+        starts_from="list",
+    ),
     "audit": Command(lambda i, o: ["audit", o / "x", "--subjects", 3], starts_from="run"),
 }
 
@@ -103,6 +108,7 @@ def _import_for(names: set[str]) -> None:
     import ehrsequencing.api.evaluate
     import ehrsequencing.audit.audit
     import ehrsequencing.evaluation.external
+    import ehrsequencing.evaluation.local_update
     import ehrsequencing.evaluation.repeated_splits
     import ehrsequencing.explorer
     import ehrsequencing.readers.omop.reader

@@ -5,7 +5,9 @@ const about = JSON.parse(byId("about").textContent);
 const form = byId("form"), DAY = 86_400_000, PATIENCE = 150; // milliseconds; PATIENCE after the last key
 const isoDay = (date) => new Date(date - date.getTimezoneOffset() * 60_000).toISOString().slice(0, 10);
 
-/** The form as rows of MEDS. */
+const isTyped = (input) => (input.type === "checkbox" ? input.checked : input.value !== "");
+
+/** The form as rows of MEDS; none where nothing is typed of the patient. */
 function typedRows() {
   const day = byId("day").value, found = [];
   const add = (code, time, numeric_value = null) => found.push({ code, time, numeric_value });
@@ -13,13 +15,14 @@ function typedRows() {
   if (byId("age").value) add(about.birth, new Date(Date.parse(day) - byId("age").value * 365.25 * DAY).toISOString().slice(0, 10));
   if (about.index.length) add(byId("index")?.value ?? about.index[0], byId("index-day").value || day);
   for (const item of form.querySelectorAll("[data-code]")) {
-    const [value, own] = item.querySelectorAll("input"), isOn = value.type === "checkbox" ? value.checked : value.value !== "";
+    const [value, own] = item.querySelectorAll("input"), isOn = isTyped(value);
     item.classList.toggle("on", isOn);
     if (isOn) add(item.dataset.code, own.value || day, value.type === "checkbox" ? null : Number(value.value));
   }
   const days = found.filter((row) => row.time && row.code !== about.birth).map((row) => row.time).sort();
   for (const code of about.periods) if (days.length) add(code, days[0]);
-  return found.sort((a, b) => (a.time ?? "").localeCompare(b.time ?? ""));
+  const isEmpty = ![...form.querySelectorAll("#sex, #age, [data-code] input:not([type=date])")].some(isTyped);
+  return isEmpty ? [] : found.sort((a, b) => (a.time ?? "").localeCompare(b.time ?? ""));
 }
 
 async function ask(path, body, signal) {
@@ -35,7 +38,7 @@ function problem(rows) {
   for (const own of form.querySelectorAll("input[type=date]")) own.max = own.id === "day" ? "" : byId("day").value;
   const wrong = form.querySelector("input:invalid");
   if (wrong) return `${wrong.labels[0]?.firstChild.textContent.trim() ?? wrong.ariaLabel}: this is not possible. Nothing is asked until it is corrected.`;
-  return rows.some((row) => row.time) ? "" : "Type an age, a number or a code.";
+  return rows.some((row) => row.time) ? "" : "Type an age, a number or a code: nothing is predicted of an empty form.";
 }
 
 let waits = 0, asking = new AbortController();
@@ -122,6 +125,32 @@ function drawMoved(moved, cause, within) {
   byId("moved").replaceChildren(table(["Entry", `Adds to the risk of ${cause} ${within}, points`], rows, ""));
 }
 
+/** Which codes are shown: those that hold the words of the search, or the most frequent ones, and all that are typed. */
+function find() {
+  const words = byId("find").value.toLowerCase().split(/\s+/).filter(Boolean);
+  for (const item of form.querySelectorAll("[data-code]")) {
+    const text = `${item.dataset.code} ${item.querySelector("label").textContent}`.toLowerCase();
+    const isFound = words.length ? words.every((word) => text.includes(word)) : item.dataset.often !== undefined;
+    item.hidden = !isFound && !isTyped(item.querySelector("input"));
+  }
+}
+
+/** One more value of a code, with its own day. */
+function another(item) {
+  const more = item.cloneNode(true), words = item.querySelector("label").firstChild.textContent.trim();
+  for (const input of more.querySelectorAll("input")) {
+    input.removeAttribute("id");
+    input.value = "";
+    input.checked = false;
+    input.ariaLabel = input.type === "date" ? `Day of another ${words}` : `Another ${words}`;
+  }
+  more.querySelector("label").removeAttribute("for");
+  more.classList.remove("on");
+  more.classList.add("again");
+  item.after(more);
+  more.querySelector("input").focus();
+}
+
 function begin() {
   byId("day").value = isoDay(new Date());
   byId("horizon").append(...about.horizons_days.map((days, k) => el("option", { value: k, selected: k === about.main }, duration(days))));
@@ -131,10 +160,17 @@ function begin() {
     clearTimeout(waits);
     waits = setTimeout(refresh, PATIENCE);
   };
-  form.addEventListener("input", later);
+  form.addEventListener("input", (event) => (event.target.id === "find" ? find() : later()));
+  form.addEventListener("click", (event) => event.target.matches(".more") && another(event.target.closest(".item")));
   form.addEventListener("submit", (event) => event.preventDefault());
-  form.addEventListener("reset", () => setTimeout(() => { byId("day").value = isoDay(new Date()); later(); }));
+  form.addEventListener("reset", () => setTimeout(() => {
+    for (const more of form.querySelectorAll(".again")) more.remove();
+    byId("day").value = isoDay(new Date());
+    find();
+    later();
+  }));
   for (const id of ["cause", "horizon"]) byId(id).addEventListener("change", later);
+  find();
   refresh();
 }
 
