@@ -175,8 +175,6 @@ def fits(value: Any, hint: Any) -> bool:
     True
     """
     origin, inner = get_origin(hint), get_args(hint)
-    if hint is Any:
-        return True
     if origin is Annotated:
         return fits(value, inner[0])
     if origin in (Union, UnionType):
@@ -191,7 +189,10 @@ def fits(value: Any, hint: Any) -> bool:
     if hint is Any or not isinstance(kind, type) or getattr(kind, "_is_protocol", False):
         return True  # a protocol, or a name of a type, is checked where it is used
     if issubclass(kind, Mapping) or not issubclass(kind, Iterable) or kind is str:
-        return isinstance(value, kind)
+        try:
+            return isinstance(value, kind)
+        except TypeError:  # Any, a typed dictionary, a protocol
+            return True
     if isinstance(value, list | tuple) and inner:
         return all(fits(one, inner[0]) for one in value)
     return isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
