@@ -75,6 +75,7 @@ def place(patched: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory)
         study.setdefault(section, {})[key] = yaml.safe_load(value)
     study["evaluation"] |= {"bootstrap": 0, "baselines": "none"}
     task = yaml.safe_load((sim_data / "task.yaml").read_text()) | {"horizons": ["1y"]}
+    task.pop("main")
     texts = {
         "tiny.yaml": study,
         "dim.yaml": {"model": {"dim": 99}},
