@@ -51,7 +51,7 @@ def drift(
         (False, 'No alarm: these people are like the training people.')
     """
     if limits is not None and not isinstance(limits, DriftConfig):
-        limits = validated(DriftConfig, dict(limits), where="drift, limits")
+        limits = validated(DriftConfig, limits, where="drift, limits")
     known = opened(run)
     with meds_folder(data) as folder, bar("reading the records", show=progress) as tick:
         return compare_data(known, folder, data_config(facts), limits, tick)
