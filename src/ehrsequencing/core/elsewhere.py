@@ -26,6 +26,7 @@ from typing import (
     cast,
     get_args,
     get_origin,
+    is_typeddict,
 )
 
 from ehrsequencing.core.errors import EhrseqError
@@ -174,8 +175,6 @@ def fits(value: Any, hint: Any) -> bool:
     True
     """
     origin, inner = get_origin(hint), get_args(hint)
-    if hint is Any:
-        return True
     if origin is Annotated:
         return fits(value, inner[0])
     if origin in (Union, UnionType):
@@ -184,13 +183,16 @@ def fits(value: Any, hint: Any) -> bool:
         return value in inner
     if hint in (bool, int, float):
         is_truth = isinstance(value, bool) or type(value).__name__ in ("bool_", "bool")
-        kind = Integral if hint is int else Real
-        return is_truth if hint is bool else isinstance(value, kind) and not is_truth
-    kind = origin or hint
-    if not isinstance(kind, type):
-        return hint is not None or value is None  # what is no class is checked where it is used
+        number = Integral if hint is int else Real
+        return is_truth if hint is bool else isinstance(value, number) and not is_truth
+    kind: Any = Mapping if is_typeddict(origin or hint) else origin or hint
+    if hint is Any or not isinstance(kind, type) or getattr(kind, "_is_protocol", False):
+        return True  # a protocol, or a name of a type, is checked where it is used
     if issubclass(kind, Mapping) or not issubclass(kind, Iterable) or kind is str:
-        return isinstance(value, kind)
+        try:
+            return isinstance(value, kind)
+        except TypeError:  # Any, a typed dictionary, a protocol
+            return True
     if isinstance(value, list | tuple) and inner:
         return all(fits(one, inner[0]) for one in value)
     return isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
