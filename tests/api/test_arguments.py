@@ -229,6 +229,9 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "overrides": (P, f"{P} data.extracted=2009-01-01"),
         "out": (P, P.replace("p.parquet", "p.csv")),
         "at": (P, f"{P} --at last"),
+        "since": (P, f"{P} --since 2y"),
+        "journal": (P, f"{P} --journal nights"),
+        "key": (f"{P} --journal nights", f"{P} --journal nights --key other"),
         "horizons": (P, f"{P} --horizons 30d"),
         "recalibrated": (P, f"{P} --recalibrated"),
         "outcome": (P, f"{P} --outcome DX//*"),
@@ -386,6 +389,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Case | str]]] = {
         {
             "data": ({}, {"data": "../data"}),
             "at": ({}, {"at": "all"}),
+            "since": ({}, {"since": "1d"}),
             "horizons": ({}, {"horizons": "30d"}),
             "recalibrated": ({}, {"recalibrated": True}),
             "force": ({"data": "../strange"}, {"force": True}),

@@ -15,7 +15,7 @@ from ehrsequencing.cli.app import app
 ROOT = Path(__file__).parents[2]
 DOORS: dict[str, Callable[..., Any]] = {
     **{name: getattr(eh, name) for name in ("run", "simulate", "codes", "check", "prepare", "pretrain", "evaluate")},
-    **{name: getattr(eh, name) for name in ("drift", "audit", "update", "compare", "export", "score")},
+    **{name: getattr(eh, name) for name in ("drift", "monitor", "audit", "update", "compare", "export", "score")},
     **{name: getattr(TrainedRun, name) for name in ("predict", "explain", "explore")},
     "train": eh.fit,
 }
@@ -35,6 +35,7 @@ FUNCTION_ONLY = {
     "train": {"callbacks", "loss", "model", "training", "evaluation", "others", "seed", "seeds", "transfer"},
     "evaluate": {"bootstrap"},  # a setting
     "drift": {"limits"},  # settings
+    "monitor": {"limits"},
     "explain": {"kind"},
     "compare": {"seed"},
     "export": {"format", "license"},
