@@ -19,6 +19,9 @@ MOVED = {
     "which-model": "models",
     "explorer": "report",
     "explanations": "report",
+    "nightly": "production",
+    "performance": "scale",
+    "league": "benchmarks",
 }
 REPOSITORY = ""  # its address, once it is known: packaging/RELEASING.md, step 1
 project, author, release = "ehrsequencing", "The ehrsequencing authors", __version__

@@ -29,6 +29,7 @@ from ehrsequencing.api.run import TrainedRun
 from ehrsequencing.core import elsewhere
 from ehrsequencing.core.durations import format_days, parse_days
 from ehrsequencing.models.base import SurvivalModel
+from ehrsequencing.simulate import SimulationConfig
 
 INVENTORIES = {
     "torch": "https://docs.pytorch.org/docs/stable/",
@@ -163,7 +164,8 @@ def settings_page() -> str:
         "",
     ]
     sections = dict(_sections(config.StudyConfig))
-    for name, kind in {**sections, "import": config.ImportConfig}.items():
+    others = {"import": config.ImportConfig, "simulate": SimulationConfig}
+    for name, kind in {**sections, **others}.items():
         lines += [
             f"## {name}",
             "",
@@ -208,6 +210,14 @@ def _values(field: Any) -> str:
     """What a setting may be, as a reader of YAML knows it."""
     if _is_duration(field):
         return "duration"
+    bounds = {
+        name: getattr(one, name)
+        for one in field.metadata
+        for name in ("ge", "le")
+        if hasattr(one, name)
+    }
+    if len(bounds) == 2:
+        return f"{_words(field.annotation)}, {bounds['ge']} to {bounds['le']}"
     return _words(field.annotation)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import ehrsequencing
+from ehrsequencing.simulate import SimulationConfig
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -55,8 +56,8 @@ def test_a_built_notebook_shows_its_outputs_and_says_where_it_is_no_result(path:
     assert ("not a result" in html) == is_short
 
 
-def test_at_most_45_000_words() -> None:
-    assert sum(words(text) for text in pages().values()) <= 45_000
+def test_at_most_30_000_words() -> None:
+    assert sum(words(text) for text in pages().values()) <= 30_000
 
 
 def test_every_page_is_in_a_table_of_contents() -> None:
@@ -136,6 +137,17 @@ def test_settings_are_found_with_their_meaning() -> None:
     assert "| `window` | duration | `1h` |" in page
     assert "| `size` | `small` / `medium` / `large` or null | `null` | " in page
     assert [row for row in page.split("\n") if row.startswith("| `") and row.endswith("|  |")] == []
+
+
+def test_every_knob_of_the_simulator_is_listed_with_its_default_and_range() -> None:
+    page = _generator().settings_page().partition("## simulate")[2]
+    rows = re.findall(r"(?m)^\| `(\w+)` \| [a-z ]+, (\S+) to (\S+) \| `(.+)` \| .+ \|$", page)
+    listed = {name: bounds for name, *bounds in rows}
+    for knob, field in SimulationConfig.model_fields.items():
+        if field.annotation in (int, float):
+            low, high = (next(getattr(at, end) for at in field.metadata if hasattr(at, end)) for end in ("ge", "le"))
+            assert listed[knob] == [str(low), str(high), json.dumps(field.default)]
+    assert len(listed) > 35
 
 
 def test_every_name_on_the_page_for_users_of_other_libraries_has_its_answer() -> None:

@@ -17,7 +17,7 @@ def works_with(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def test_page_and_command_list_the_same_rows_and_versions(works_with: ModuleType) -> None:
     page = works_with.page_rows(works_with.PAGE.read_text(encoding="utf-8"))
-    assert len(page) == 12
+    assert len(page) == 20
     assert {name: cells[0] for name, cells in page.items()} == {
         name: row.versions() for name, row in works_with.ROWS.items()
     }
@@ -37,3 +37,13 @@ def test_an_unknown_row_is_refused(works_with: ModuleType, monkeypatch: pytest.M
     monkeypatch.setattr("sys.argv", ["works_with.py", "no tool"])
     with pytest.raises(SystemExit, match="2"):
         works_with.main()
+
+
+def test_a_row_that_cannot_run_is_77_with_its_reason_and_stands_by_hand(
+    works_with: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    by_hand = works_with.PAGE.read_text(encoding="utf-8").partition("\n## By hand")[2]
+    assert all(f"| {name} |" in by_hand for name in works_with.BY_HAND)
+    monkeypatch.setattr("sys.argv", ["works_with.py", "meds-tab"])
+    assert works_with.main() == 77
+    assert "meds-tab: 77, by hand: it needs" in capsys.readouterr().out

@@ -38,6 +38,7 @@ from works_with_traps import (
     comorbidity,
     confidenceinterval,
     flat_tables,
+    meds_extract,
     shap_trees,
     tableone,
     units,
@@ -98,6 +99,7 @@ ROWS = {
         sas_transport, {"tool": ["pyreadstat==1.3.7", "pandas<3", "pyarrow==26.0.1"]}
     ),
     "ccda-to-fhir": Row(ccda_to_fhir, {"tool": ["ccda-to-fhir==0.3", "fhir.resources==8.3.0"]}),
+    "MEDS-extract": Row(meds_extract, {"tool": ["MEDS-extract==0.7.1"]}),
     "fhiry, sqlonfhir": Row(
         flat_tables, {"fhiry": ["fhiry==5.2.2"], "sqlonfhir": ["sqlonfhir==0.0.2"]}
     ),

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from works_with_rows import NOTHING, Cells, Place
+from works_with_rows import NOTHING, Cells, Place, rows_of, share
 
 TEMPLATE = "2.16.840.1.113883.10.20.22"
 LOINC = "2.16.840.1.113883.6.1"
@@ -190,3 +190,33 @@ except Exception as error:
     print(json.dumps("refused: " + type(error).__name__))
 """
     return f"scikit-survival's forest: {place.python('tool', code)}", NOTHING
+
+
+MESSY = """
+etl: {dataset_name: SMALL, raw_dataset_version: '1'}
+_defaults: {subject_id: $id}
+people:
+  sex: {code: 'f"GENDER//{$sex}"', time: null}
+  birth: {code: MEDS_BIRTH, time: '$born as "%Y-%m-%d"'}
+  death: {code: MEDS_DEATH, time: '$died as "%Y-%m-%d"'}
+labs:
+  lab: {code: 'f"LAB//{$name}"', time: '$at as "%Y-%m-%d %H:%M:%S"', numeric_value: $value}
+"""
+
+
+def meds_extract(place: Place) -> Cells:
+    """Sixty people with births, some deaths and results, extracted from CSV."""
+    (place / "raw").mkdir()
+    people = [f"{n},M,19{30 + n}-03-01,{'2021-05-01' if n % 5 == 0 else ''}" for n in range(60)]
+    labs = [f"{n},CREA,2020-0{1 + n % 9}-01 0{n % 10}:30:00,1.{n % 10}" for n in range(60)]
+    for name, header, lines in (
+        ("people", "id,sex,born,died", people),
+        ("labs", "id,name,at,value", labs),
+    ):
+        (place / "raw" / f"{name}.csv").write_text("\n".join([header, *lines]) + "\n")
+    (place / "messy.yaml").write_text(MESSY)
+    words = [f"spec={place / 'messy.yaml'}", f"output_dir={place / 'out'}", "do_download=false"]
+    place.call("tool", "meds-extract-run", *words, f"input_dir={place / 'raw'}")
+    place.ehrseq("check", place / "out", "--out", place / "check.json")
+    report = json.loads((place / "check.json").read_text())
+    return NOTHING, share(report["rows"]["all"], rows_of(place / "out").num_rows, "row")

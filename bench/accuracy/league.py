@@ -9,7 +9,7 @@ nothing. Ours are one training: the blend, and by themselves its network, its tr
 
 A finished cell (a task, a division, a model) is kept in OUT and an interrupted training goes on, so `--jobs-seconds`
 may end it at any moment and the same command continues. `--markdown` prints the tables of what is there, and `--page`
-writes them between the markers of docs/league.md.
+writes them between the markers of bench/results/league.md.
 
 Needs `pip install ".[league]"` in some environment for the foreign models, and PyHealth as
 `bench/speed/peers/install.py` installs it. A model whose package no `--python` has stays "not run".
@@ -58,7 +58,7 @@ from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.fit import fit
 from ehrsequencing.training.plan import Plan
 
-PAGE = ROOT / "docs" / "league.md"
+PAGE = ROOT / "bench" / "results" / "league.md"
 PEERS_PYTHON = ROOT / "bench" / "speed" / "peers" / ".venv-pyhealth" / "bin" / "python"
 BEGIN, END = "<!-- league: begin -->", "<!-- league: end -->"
 
@@ -256,7 +256,7 @@ def main() -> None:
         "--markdown", action="store_true", help="run nothing: only the tables of what is there"
     )
     parser.add_argument(
-        "--page", action="store_true", help="also write the tables into docs/league.md"
+        "--page", action="store_true", help="also write the tables into bench/results/league.md"
     )
     arguments = parser.parse_intermixed_args()
     settings = tuple(word for word in arguments.words if "=" in word)

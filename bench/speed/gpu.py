@@ -1,6 +1,6 @@
 """What a GPU does with this package: `python -m bench gpu PREPARED OUT [--numbers NUMBERS] [--device cpu]`.
 
-PREPARED is a prepared set: docs/performance.md took `delphi_sim_meds` with `examples/tasks/delphi_all.yaml`. NUMBERS is
+PREPARED is a prepared set: docs/scale.md took `delphi_sim_meds` with `examples/tasks/delphi_all.yaml`. NUMBERS is
 one of records with numbers: `physionet2012_meds` with visits of 12 hours. Parts:
 
 - `equal`: loss and gradients of both architectures in float32, on the device and on the CPU; with NUMBERS of a

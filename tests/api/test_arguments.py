@@ -75,6 +75,7 @@ def place(patched: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory)
         study.setdefault(section, {})[key] = yaml.safe_load(value)
     study["evaluation"] |= {"bootstrap": 0, "baselines": "none"}
     task = yaml.safe_load((sim_data / "task.yaml").read_text()) | {"horizons": ["1y"]}
+    task.pop("main")
     texts = {
         "tiny.yaml": study,
         "dim.yaml": {"model": {"dim": 99}},
@@ -228,6 +229,9 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "overrides": (P, f"{P} data.extracted=2009-01-01"),
         "out": (P, P.replace("p.parquet", "p.csv")),
         "at": (P, f"{P} --at last"),
+        "since": (P, f"{P} --since 2y"),
+        "journal": (P, f"{P} --journal nights"),
+        "key": (f"{P} --journal nights", f"{P} --journal nights --key other"),
         "horizons": (P, f"{P} --horizons 30d"),
         "recalibrated": (P, f"{P} --recalibrated"),
         "outcome": (P, f"{P} --outcome DX//*"),
@@ -385,6 +389,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Case | str]]] = {
         {
             "data": ({}, {"data": "../data"}),
             "at": ({}, {"at": "all"}),
+            "since": ({}, {"since": "1d"}),
             "horizons": ({}, {"horizons": "30d"}),
             "recalibrated": ({}, {"recalibrated": True}),
             "force": ({"data": "../strange"}, {"force": True}),

@@ -113,7 +113,13 @@ def test_too_few_events_and_another_question_are_refused(sim_run: Path, other: P
         eh.update(sim_run, few, out=tmp_path / "few", progress=False)
     task = tmp_path / "task.yaml"
     text = (other / "task.yaml").read_text()
-    task.write_text("\n".join("horizons: [3d]" if line.startswith("horizons:") else line for line in text.splitlines()))
+    task.write_text(
+        "\n".join(
+            "horizons: [3d]" if line.startswith("horizons:") else line
+            for line in text.splitlines()
+            if not line.startswith("main:")
+        )
+    )
     assert "has other horizons than the run" in refused(
         "update", sim_run, other, "--task", task, "--out", tmp_path / "x"
     )

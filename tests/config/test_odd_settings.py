@@ -195,6 +195,7 @@ ARGUMENTS = {
     "evaluate --data": ["evaluate", "nowhere", "--data", "elsewhere"],
     "drift": ["drift", "nowhere", "elsewhere"],
     "predict": ["predict", "nowhere", "elsewhere"],
+    "monitor": ["monitor", "nowhere", "elsewhere", "--journal", "nights"],
     "explain": ["explain", "nowhere", "elsewhere"],
     "explore": ["explore", "nowhere", "elsewhere"],
     "score": ["score", "nowhere.csv", "elsewhere", "--task", "no.yaml"],

@@ -13,7 +13,6 @@ from hypothesis import given, strategies as st
 
 import ehrsequencing as eh
 from ehrsequencing.evaluation.monitor import Watch
-from ehrsequencing.prediction import journal as journals
 from ehrsequencing.prediction.journal import Journal
 from ehrsequencing.prediction.prediction_file import Risks
 from ehrsequencing.records.events import DAY_US
@@ -235,14 +234,14 @@ def test_a_killed_writer_leaves_nothing_and_two_at_once_journal_each_prediction_
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data, out = until(420, tmp_path / "now"), tmp_path / "list.parquet"
-    add = journals.NightWriter.add
+    add = Journal._add
 
-    def killed(self: Any, risks: Any) -> None:
-        add(self, risks)
+    def killed(*given: Any) -> None:
+        add(*given)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(journals.NightWriter, "add", killed)
+        patch.setattr(Journal, "_add", killed)
         ehrseq("predict", run, data, "--out", out, "--journal", tmp_path / "journal", "--force")
     assert not out.exists()
     assert not [*(tmp_path / "journal").glob("*")]
@@ -252,8 +251,8 @@ def test_a_killed_writer_leaves_nothing_and_two_at_once_journal_each_prediction_
 
     def write() -> None:
         writer = Journal(tmp_path / "journal").writer(eh.load(run), (5.0, 9.0), 10 * DAY_US, recalibrated=False)
-        with writer as night:
-            night.add(risks)
+        with writer as add_to_night:
+            add_to_night(risks)
 
     both = [multiprocessing.get_context("fork").Process(target=write) for _ in range(3)]
     for one in both:

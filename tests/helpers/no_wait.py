@@ -4,8 +4,8 @@ import contextlib
 import copy
 from collections.abc import Iterator
 
+import pytest
 import torch
-import torch.nn.attention.varlen
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -13,7 +13,6 @@ from torch.utils._pytree import tree_leaves
 
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.models.base import SurvivalModel
-from helpers.mutants import Patch
 
 
 class Waits(AssertionError):
@@ -61,7 +60,7 @@ def nobody_waits() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def far_away(patch: Patch) -> Iterator[None]:
+def far_away(patch: pytest.MonkeyPatch) -> Iterator[None]:
     """A device that holds no numbers, in the place of a GPU. (Autocast does not know it: models are rounded whole.)"""
     patch.setattr(torch, "autocast", lambda *args, **kwargs: contextlib.nullcontext())
     yield
@@ -74,7 +73,7 @@ def step(model: SurvivalModel, batch: VisitBatch) -> None:
     model.loss(batch).backward()
 
 
-def check_no_wait(model: SurvivalModel, batch: VisitBatch, patch: Patch, *, run=step) -> None:
+def check_no_wait(model: SurvivalModel, batch: VisitBatch, patch: pytest.MonkeyPatch, *, run=step) -> None:
     model = copy.deepcopy(model).to("meta", torch.float32)
     with far_away(patch):
         run(model, batch.to("meta", non_blocking=True))  # constants are copied once

@@ -1,4 +1,4 @@
-"""What must not move the model's output, and what must. Each `check_*` is also run on broken models (the mutants)."""
+"""What must not move the model's output, and what must."""
 
 import pytest
 from hypothesis import given, strategies as st

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from helpers.models import MODELS, make_model
-from helpers.mutants import Patch
 from helpers.no_wait import Waits, check_no_wait, nobody_waits, step
 from helpers.strategies import pack, sample_records
 
@@ -21,7 +20,7 @@ EVERY = [(kind, "horizon") for kind in MODELS]
     ("kind", "head"),
     [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in EVERY if case not in QUICK)],
 )
-def test_no_step_waits(kind: str, head: str, monkeypatch: Patch) -> None:
+def test_no_step_waits(kind: str, head: str, monkeypatch: pytest.MonkeyPatch) -> None:
     history = {"history_dropout": 0.1}
     model = make_model(**MODELS[kind], head=head, dropout=0.1, code_dropout=0.1, **history)
     check_no_wait(model, pack(SAMPLE, visit_labels=head == "visit", dtype=torch.float32), monkeypatch)

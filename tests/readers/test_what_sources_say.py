@@ -1,12 +1,18 @@
 """What a source says of the end of a stay and of a death: by hand, through the cleaning rules alone."""
 
 import datetime as dt
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ehrsequencing.readers.fhir import import_fhir
+from ehrsequencing.readers.omop import import_omop
 from ehrsequencing.readers.rows import Left, Role
 from helpers.cleaning import clean_rows
+from helpers.fhir import of, refer, write_ndjson
+from helpers.meds import meds_rows
+from helpers.omop import write_csv
 
 Row = dict[str, Any]
 DAY, HOUR = dt.timedelta(days=1), dt.timedelta(hours=1)
@@ -119,6 +125,45 @@ DEATHS: dict[str, tuple[list[Row], list[dt.datetime | None]]] = {
 @pytest.mark.parametrize(("rows", "times"), DEATHS.values(), ids=DEATHS)
 def test_the_more_precise_death_counts(rows: list[Row], times: list[dt.datetime | None]) -> None:
     assert read(*rows)[0]["MEDS_DEATH"] == times
+
+
+def test_a_death_of_a_year_is_not_after_the_draw_and_not_before_the_last_sign(tmp_path: Path) -> None:
+    born = {"birthDate": "1950", "gender": "male"}
+    people = [of("Patient", id=name, deceasedDateTime="2018" if name == "b" else None, **born) for name in "ab"]
+    stays = [
+        of(
+            "Encounter",
+            id=name,
+            subject=refer("Patient", name),
+            class_={"code": "IMP"},
+            period={"start": "2018-01-01T10:00:00Z", "end": f"2018-01-0{day}T12:00:00Z"},
+        )
+        for name, day in (("a", 3), ("b", 5))
+    ]
+    write_ndjson([*people, *stays], tmp_path / "x")
+    import_fhir(str(tmp_path / "x"), tmp_path / "meds")
+    assert [row[1] for row in meds_rows(tmp_path / "meds") if row[2] == "MEDS_DEATH"] == [dt.datetime(2018, 1, 5, 12)]
+
+
+def test_a_table_of_deaths_that_all_gave_way_is_not_lost(tmp_path: Path) -> None:
+    """Each date of the registry is a filled one, and the stays say when."""
+    stays = [
+        {"person_id": who, "visit_occurrence_id": who, "visit_concept_id": 9201, "discharge_to_concept_id": 4216643}
+        | {
+            "visit_start_date": "2015-03-02",
+            "visit_end_date": "2015-03-09",
+            "visit_end_datetime": "2015-03-09 16:00:00",
+        }
+        for who in (1, 2)
+    ]
+    people = [{"person_id": who, "year_of_birth": 1950} for who in (1, 2)]
+    deaths = [{"person_id": 1, "death_date": "2015-01-01"}, {"person_id": 2, "death_date": "2015-12-31"}]
+    source = write_csv({"person": people, "visit_occurrence": stays, "death": deaths}, tmp_path / "csv")
+    report = import_omop(str(source), tmp_path / "meds")
+    assert [row[1] for row in meds_rows(tmp_path / "meds") if row[2] == "MEDS_DEATH"] == [
+        dt.datetime(2015, 3, 9, 16)
+    ] * 2
+    assert report.counts["vague_death"] == 2
 
 
 def test_deaths_that_contradict_one_another_are_counted() -> None:

@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from ehrsequencing.audit import predictions
 from ehrsequencing.audit.data import AuditData
 from ehrsequencing.cli.train import kept_epochs
 from ehrsequencing.config import EvaluationConfig, StudyConfig, load_study
+from ehrsequencing.core.arrays import hash_u64
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import read_json, write_json
+from ehrsequencing.core.files import digest, read_json, write_json
 from ehrsequencing.core.outputs import write_manifest
 from ehrsequencing.evaluation.comparison import NETWORK, OURS
 from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
@@ -470,3 +472,21 @@ def test_what_a_blend_cannot_do_is_refused(run: Path, prepared: Prepared, tmp_pa
     with pytest.raises(EhrseqError, match="has not been recalibrated"):
         _ = Run(run).recalibrated
     assert folds_of(np.array([1, 0, 2, 1]), folds=2, seed=1)[0].tolist() != []
+
+
+def test_new_settings_of_values_leave_the_vocabulary_of_a_run_of_2_0_as_it_is(run: Path) -> None:
+    vocabulary = Run(run).vocabulary
+    settings = vocabulary.settings.model_dump()
+    assert settings["missing"] == ()
+    before = replace(vocabulary, settings=vocabulary.settings.model_copy(update={"missing": (), "units": "as_written"}))
+    assert before.digest == vocabulary.digest
+    assert (
+        replace(vocabulary, settings=before.settings.model_copy(update={"missing": (9999.0,)})).digest != before.digest
+    )
+    arrays = [
+        hash_u64(a.view(np.uint64)).sum().item() for a in (vocabulary.knots.ravel(), vocabulary.mean, vocabulary.sd)
+    ]
+    of_2_0 = {name: one for name, one in settings.items() if name not in ("missing", "units")}
+    numeric = np.flatnonzero(vocabulary.has_numbers).tolist()
+    rollup = [vocabulary.rollup] if vocabulary.rollup else []
+    assert vocabulary.digest == digest([vocabulary.kinds, vocabulary.codes, numeric, arrays, of_2_0, *rollup])

@@ -50,12 +50,11 @@ def drift(
         >>> found.is_alarm, found.verdict
         (False, 'No alarm: these people are like the training people.')
     """
+    if limits is not None and not isinstance(limits, DriftConfig):
+        limits = validated(DriftConfig, limits, where="drift, limits")
     known = opened(run)
     with meds_folder(data) as folder, bar("reading the records", show=progress) as tick:
-        settled = limits if isinstance(limits, DriftConfig | None) else dict(limits)
-        if isinstance(settled, dict):
-            settled = validated(DriftConfig, settled, where="drift, limits")
-        return compare_data(known, folder, data_config(facts), settled, tick)
+        return compare_data(known, folder, data_config(facts), limits, tick)
 
 
 def monitor(

@@ -93,7 +93,7 @@ def import_csv(
     """Turn a flat table into MEDS.
 
     Args:
-        source: A CSV, CSV.gz or Parquet file with a header.
+        source: A CSV, CSV.gz or Parquet file with a header; or the folder of the files that the map names.
         out: Folder to make.
         map: What the columns mean: a YAML file, or its content (docs/data.md#any-flat-table).
         options: `overwrite` (replace an earlier import that nobody has changed), `progress` (show a bar), `dates`
@@ -148,12 +148,15 @@ def check(
         return check_data(folder, study=settings, tasks=tasks, progress=tick)
 
 
-def codes(data: Any, text: str = "", *, progress: bool = True, **facts: Any) -> pd.DataFrame:
+def codes(
+    data: Any, text: str = "", *, top: int | None = None, progress: bool = True, **facts: Any
+) -> pd.DataFrame:
     """Codes by words of their names or descriptions, or by a pattern; without a text all of them.
 
     Args:
         data: A folder of MEDS data, or a frame of MEDS rows.
         text: Words, or a pattern as in `ICD10CM//E11*`.
+        top: How many; default: all.
         progress: Whether to show a bar.
         facts: What the data's own files do not tell (the section `data`).
 
@@ -174,7 +177,7 @@ def codes(data: Any, text: str = "", *, progress: bool = True, **facts: Any) -> 
         matches = find_codes(folder, text, settings=settings, progress=tick)
     # objects, since whole numbers beside None would become floats
     return pd.DataFrame(
-        map(asdict, matches), columns=[f.name for f in fields(FoundCode)], dtype=object
+        map(asdict, matches[:top]), columns=[f.name for f in fields(FoundCode)], dtype=object
     )
 
 

@@ -88,6 +88,7 @@ def fit(
     loss: LossFunction | None = None,
     callbacks: Sequence[Callback] = (),
     resume: bool | None = None,
+    overwrite: bool = False,
     progress: bool = True,
     **others: Any,
 ) -> TrainedRun | list[TrainedRun]:
@@ -115,6 +116,7 @@ def fit(
             `train_loss` and `tuning_loss`.
         resume: Whether to go on with an interrupted run of the same settings and data in `out`, or to load it if it is
             complete. Default: yes, unless the model or its loss is your own, whose code may have changed.
+        overwrite: Whether an earlier run in `out` that nobody has changed is replaced.
         progress: Whether to show a bar, and a line for each epoch.
         others: Settings of training by their own names, as in `epochs=30, device="cpu"`.
 
@@ -144,6 +146,7 @@ def fit(
     if several is not None:
         settings = {"model": model, "training": training, "evaluation": evaluation, "loss": loss}
         settings |= {"init": init, "transfer": transfer, "callbacks": callbacks, "resume": resume}
+        settings["overwrite"] = overwrite
         return [
             fit(
                 data,
@@ -177,7 +180,8 @@ def fit(
         when=loss is not None,
     )
     refuse_of_network(study, {"loss": loss, "callbacks": callbacks or None}, where="fit")
-    go_on = _may_resume(study, Path(out), loss) if resume is None else resume
+    if resume is None:
+        resume = not overwrite and _may_resume(study, Path(out), loss)
     store = _prepared(data)
     source = None if init is None else Path(getattr(init, "folder", init))
     train(
@@ -188,7 +192,8 @@ def fit(
         init=source,
         loss=loss,
         callbacks=callbacks,
-        resume=go_on,
+        resume=resume,
+        overwrite=overwrite,
         progress=progress,
         say=print_line if progress else lambda _: None,
     )

@@ -4,6 +4,7 @@
 """
 
 import inspect
+import os
 import re
 import sys
 import tomllib
@@ -13,16 +14,13 @@ from fnmatch import fnmatchcase
 from functools import cache, partial, wraps
 from importlib import import_module
 from importlib.util import find_spec
-from numbers import Integral, Real
 from pathlib import Path
-from types import ModuleType, UnionType
+from types import ModuleType, NoneType
 from typing import (
     TYPE_CHECKING,
-    Annotated,
     Any,
     Literal,
     TypeVar,
-    Union,
     cast,
     get_args,
     get_origin,
@@ -130,7 +128,7 @@ def answering(function: Called, name: str = "") -> Called:
     Traceback (most recent call last):
     ehrsequencing.core.errors.EhrseqError: risk: too many positional arguments (write risk(data, horizons=…))
     """
-    signature, hints = inspect.signature(function), dict[str, Any]()
+    signature = inspect.signature(function)
     is_class = function.__name__ == "__init__"
     named_as = function.__qualname__.split(".")[-2] if is_class else name or function.__name__
     shown = [*signature.parameters.values()][bool(is_class or name) :]
@@ -141,12 +139,12 @@ def answering(function: Called, name: str = "") -> Called:
             bound = signature.bind(*given, **named)
         except TypeError as error:
             raise _wrong_call(named_as, shown, given, named, str(error)) from None
-        if not hints:  # not at import, since names of types may not be there yet
-            hints.update({"return": Any} | _hints(function))
         for argument, value in bound.arguments.items():
-            if not fits(value, hint := hints.get(argument, Any)):
+            one = signature.parameters[argument]
+            is_one = one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
+            if is_one and not fits(value, one.annotation):
                 raise EhrseqError(
-                    f"{argument} must be {_written(hint)}, not {type(value).__name__}",
+                    f"{argument} must be {_written(one.annotation)}, not {type(value).__name__}",
                     where=named_as,
                     fix="see its documentation",
                 )
@@ -155,41 +153,32 @@ def answering(function: Called, name: str = "") -> Called:
     return cast(Called, call)
 
 
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    """The types of a function's arguments; of one that cannot be looked up here Any."""
-    kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    found = dict[str, Any]()
-    for name, one in inspect.signature(function).parameters.items():
-        is_known = one.annotation is not one.empty and one.kind not in kinds
-        found[name] = one.annotation if is_known and not isinstance(one.annotation, str) else Any
-    return found
+def leaves(hint: Any) -> set[Any]:
+    """The types that a type is made of.
+
+    >>> sorted(one.__name__ for one in leaves(Sequence[str | float] | None))
+    ['NoneType', 'float', 'str']
+    """
+    inner = get_args(hint)
+    if not inner or get_origin(hint) is Literal or any(isinstance(one, list) for one in inner):
+        return {hint}  # the last: of a function, its arguments
+    return set().union(*map(leaves, inner))
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of a type: true is no number and a text no truth, but NumPy's scalars and arrays pass.
+    """Whether truths stand where truths belong, and only there; functions themselves refuse what else they do not take.
 
-    >>> fits(1, float), fits(True, float), fits("no", bool), fits([1, True], Sequence[int]), fits(("1y",), list[str])
-    (True, False, False, False, True)
+    >>> fits("no", bool), fits(True, float), fits([1, True], Sequence[int]), fits(1, bool), fits(None, bool | None)
+    (False, False, False, False, True)
     """
-    origin, inner = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        return fits(value, inner[0])
-    if origin in (Union, UnionType):
-        return any(fits(value, one) for one in inner)
-    if origin is Literal:
-        return value in inner
-    if hint in (bool, int, float):
-        is_truth = isinstance(value, bool) or type(value).__name__ in ("bool_", "bool")
-        kind = Integral if hint is int else Real
-        return is_truth if hint is bool else isinstance(value, kind) and not is_truth
-    kind = origin or hint
-    if not isinstance(kind, type):
-        return hint is not None or value is None  # what is no class is checked where it is used
-    if issubclass(kind, Mapping) or not issubclass(kind, Iterable) or kind is str:
-        return isinstance(value, kind)
-    if isinstance(value, list | tuple) and inner:
-        return all(fits(one, inner[0]) for one in value)
-    return isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
+    kinds = leaves(hint)
+    if not kinds <= {bool, int, float, str, NoneType, Any, os.PathLike} or Any in kinds:
+        return True
+    if isinstance(value, list | tuple):
+        return bool not in kinds and all(fits(one, hint) for one in value)
+    if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):  # NumPy's too
+        return bool in kinds
+    return (value is None and NoneType in kinds) or not kinds <= {bool, NoneType}
 
 
 def _written(hint: Any) -> str:

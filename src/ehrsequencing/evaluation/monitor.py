@@ -18,7 +18,7 @@ import numpy as np
 
 from ehrsequencing.config import DataConfig, DriftConfig, format_days
 from ehrsequencing.core.arrays import Floats, Ints
-from ehrsequencing.core.disclosure import SMALLEST_COUNT
+from ehrsequencing.core.disclosure import SMALLEST_COUNT, nearest
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, locked, read_json, remembered, write_json
 from ehrsequencing.core.outputs import JOURNAL
@@ -211,14 +211,12 @@ def monitor(
         return People(run.vocabulary, encoder.excluded, run.study.visits)
 
     surveyed = survey(reader, lambda: Windows(people, newest.known_us), tick)
-    closed = int(
-        (surveyed.end_us - round(lag_days * DAY_US)) // DAY_US
-    )  # the first day that is not
+    open_day = int((surveyed.end_us - round(lag_days * DAY_US)) // DAY_US)
     drifts = _drifts(surveyed.part, run, parents, limits or DriftConfig(), surveyed.end_us)
     with locked(journal.folder, wait_seconds=_WAIT):
         account, process = _account(journal, newest.version, [newest.version, list(by), lag_days])
         frozen = len(process["observed"])
-        days = np.arange(process["first_day"], max(process["first_day"] + frozen, closed))
+        days = np.arange(process["first_day"], max(process["first_day"] + frozen, open_day))
         matchers = [CodeMatcher([one], parents=parents) for one in by]
         end_us = (process["first_day"] + len(days)) * DAY_US
         joiner = Joiner(journal, newest.version, newest.edges_days, encoder, end_us, matchers)
@@ -391,8 +389,12 @@ def _drifts(
     """All people against the training people, and the last four weeks against the same a quarter ago."""
     before = windows.before
     reference: TrainingPeople = {
-        "people": before.total,
-        "codes": {code: (n, before.judged[code]) for code, n in before.subjects.items()},
+        "people": nearest(before.total),
+        "codes": {
+            code: (nearest(n), nearest(before.judged[code]))
+            for code, n in before.subjects.items()
+            if n >= SMALLEST_COUNT
+        },
         "measures": {
             name: knots.tolist()
             for name, (_, knots) in before.measured().items()
@@ -402,7 +404,7 @@ def _drifts(
         "rates": {
             code: mean_and_sd(before.rates[:, place])
             for code, place in before.vocabulary.index.items()
-            if before.rates[0, place] >= SMALLEST_COUNT and code in before.subjects
+            if before.subjects[code] >= SMALLEST_COUNT
         },
         "risks": {},
     }

@@ -14,9 +14,10 @@ import hashlib
 import hmac
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,14 @@ from ehrsequencing.core.files import (
     locked,
     write_bytes,
 )
-from ehrsequencing.core.outputs import JOURNAL, KIND_NOTE
+from ehrsequencing.core.outputs import JOURNAL
 from ehrsequencing.prediction.prediction_file import Risks, with_notes
 from ehrsequencing.prediction.run import RECALIBRATION, Run
 
 ID_DIGITS = 24
 _PERSON = pa.binary(ID_DIGITS)
+_TIMES = ("prediction_time", "index_time", "known_time")
+_NOTES = ("key", "known", "run", "version_of_run", "edges")  # of a night's file
 _WAIT = 600.0  # seconds for another writer
 Persons = NDArray[np.bytes_]
 Hashes = NDArray[np.uint64]
@@ -55,7 +58,6 @@ class Night:
     run: str  # its fingerprint
     version: str  # of the run and its recalibration
     edges_days: tuple[float, ...]
-    rows: int
 
 
 @dataclass
@@ -91,34 +93,23 @@ class Journal:
     def _night(self, path: Path) -> Night:
         """The metadata of a file, which must be of this key."""
         try:
-            file = pq.ParquetFile(path)
-            notes = {k.decode(): v.decode() for k, v in (file.schema_arrow.metadata or {}).items()}
-            mark = notes.get("ehrsequencing.key", "")
-            known = notes.get(KIND_NOTE.decode()) == JOURNAL.name and mark
-            edges = tuple(map(float, filter(None, notes.get("ehrsequencing.edges", "").split(","))))
-            night_us = int(notes["ehrsequencing.known"]) if known else 0
-        except (OSError, pa.ArrowException, ValueError, KeyError) as error:
+            notes = {k.decode(): v.decode() for k, v in pq.read_schema(path).metadata.items()}
+            of = {name: notes[f"ehrsequencing.{name}"] for name in _NOTES}
+            edges = tuple(map(float, of["edges"].split(",")))
+            night = Night(path, int(of["known"]), of["run"], of["version_of_run"], edges)
+        except (OSError, pa.ArrowException, ValueError, KeyError, AttributeError) as error:
             raise EhrseqError(
-                "is damaged", where=str(path), fix="restore it from a copy of the journal"
+                "is damaged, or no night of a journal",
+                where=str(path),
+                fix="restore it from a copy of the journal, or move it out of the folder",
             ) from error
-        if not known:
-            raise EhrseqError(
-                "is no night of a journal", where=str(path), fix="move it out of the folder"
-            )
-        if not hmac.compare_digest(mark, self._mark):
+        if not hmac.compare_digest(of["key"], self._mark):
             raise EhrseqError(
                 "is not the key of this journal",
                 where=str(self.key_file),
                 fix="name the key that it was begun with by --key; a lost key means a new journal",
             )
-        return Night(
-            path,
-            night_us,
-            notes["ehrsequencing.run"],
-            notes["ehrsequencing.version_of_run"],
-            edges,
-            file.metadata.num_rows,
-        )
+        return night
 
     @property
     def _mark(self) -> str:
@@ -136,27 +127,24 @@ class Journal:
     def rows(self, version: str, persons: Persons) -> dict[str, Any]:
         """The predictions of one version of a run for some persons, as arrays by column."""
         wanted = pa.array(persons.tolist(), _PERSON)
-        parts = []
-        for night in self.nights:
-            if night.version == version:
-                table = pq.read_table(night.path)
-                parts.append(table.filter(pc.is_in(table["person"], value_set=wanted)))
-        table = pa.concat_tables(parts).combine_chunks()
-        hazard = table["hazard"].combine_chunks()
-        width = table.schema.field("hazard").type.list_size
-        out = {
-            name: table[name].cast(pa.int64()).to_numpy()
-            for name in ("prediction_time", "index_time", "known_time")
+        tables = (pq.read_table(night.path) for night in self.nights if night.version == version)
+        kept = [one.filter(pc.is_in(one["person"], value_set=wanted)) for one in tables]
+        table = pa.concat_tables(kept).combine_chunks()
+        width, hazard = (
+            table.schema.field("hazard").type.list_size,
+            table["hazard"].combine_chunks(),
+        )
+        return {
+            **{name: table[name].cast(pa.int64()).to_numpy() for name in _TIMES},
+            "person": _persons(table),
+            "hazard": hazard.flatten().to_numpy().reshape(-1, width).astype(np.float64),
         }
-        out["person"] = _persons(table)
-        out["hazard"] = hazard.flatten().to_numpy().reshape(-1, width).astype(np.float64)
-        return out
 
     @contextmanager
     def writer(
         self, run: Run, edges_days: Sequence[float], end_us: int, *, recalibrated: bool
-    ) -> Iterator["NightWriter"]:
-        """Add a night. Its file appears when everything is written, and not at all after an error.
+    ) -> Iterator[Callable[[Risks], None]]:
+        """Add a night by what is yielded. Its file appears when everything is written, and not at all after an error.
 
         Raises:
             EhrseqError: The data ends before the newest night, or another process writes for too long.
@@ -170,25 +158,39 @@ class Journal:
                     fix="predict for newer records, or leave out --journal; "
                     "dates that are shifted must be shifted alike every night",
                 )
-            version, width = (
-                version_of(run, recalibrated=recalibrated),
-                len(run.task.causes) * (len(edges_days) + 1),
+            recalibration = run.manifest["files"].get(RECALIBRATION) if recalibrated else None
+            version = digest([run.fingerprint, recalibration])
+            edges = ",".join(map(repr, map(float, edges_days)))
+            values = (self._mark, str(end_us), run.fingerprint, version, edges)
+            hazard = pa.list_(pa.float32(), len(run.task.causes) * (len(edges_days) + 1))
+            times = [(name, pa.timestamp("us")) for name in _TIMES]
+            schema = with_notes(
+                pa.schema([("person", _PERSON), *times, ("hazard", hazard)]),
+                dict(zip(_NOTES, values, strict=True)),
+                kind=JOURNAL,
             )
-            notes = {
-                "key": self._mark,
-                "known": str(end_us),
-                "run": run.fingerprint,
-                "version_of_run": version,
-                "edges": ",".join(map(repr, map(float, edges_days))),
-            }
-            schema = with_notes(_schema(width), notes, kind=JOURNAL)
             day = str(np.datetime64(end_us, "us").astype("datetime64[D]"))
             path = self.folder / f"{day}-{secrets.token_hex(4)}.parquet"
             with (
                 atomic_path(path, owner_only=True) as temporary,
                 pq.ParquetWriter(temporary, schema) as file,
             ):
-                yield NightWriter(self, file, schema, end_us, self._known(version))
+                yield partial(self._add, file, schema, end_us, self._known(version))
+
+    def _add(self, file: Any, schema: pa.Schema, end_us: int, known: Hashes, risks: Risks) -> None:
+        """Append predictions, which hold hazards and indexes, to a night's file; those that are known are left out."""
+        assert risks.hazards is not None
+        assert risks.index_us is not None
+        persons, made_us = self.persons(risks.subject_id), risks.prediction_us
+        new = ~np.isin(_hashes(persons, made_us), known)
+        times = (made_us, risks.index_us, np.maximum(end_us, made_us))
+        hazards, width = pa.array(risks.hazards[new].ravel()), schema.field("hazard").type.list_size
+        columns = [
+            pa.array(persons[new].tolist(), _PERSON),
+            *(pa.array(one[new]).cast(pa.timestamp("us")) for one in times),
+            pa.FixedSizeListArray.from_arrays(hazards, width),
+        ]
+        file.write_table(pa.Table.from_arrays(columns, schema=schema))
 
     def _known(self, version: str) -> Hashes:
         """(n,) sorted hashes of the predictions that this version has journalled: 8 bytes each."""
@@ -201,41 +203,6 @@ class Journal:
         return np.sort(np.concatenate(parts))
 
 
-@dataclass
-class NightWriter:
-    """Appends the predictions of a night that are not in the journal yet."""
-
-    journal: Journal
-    file: Any
-    schema: pa.Schema
-    end_us: int
-    known: Hashes
-
-    def add(self, risks: Risks) -> None:
-        """Append predictions, which hold hazards and the index of each."""
-        assert risks.hazards is not None
-        assert risks.index_us is not None
-        persons = self.journal.persons(risks.subject_id)
-        new = ~np.isin(_hashes(persons, risks.prediction_us), self.known)
-        hazard = pa.array(risks.hazards[new].ravel())
-        times = (
-            risks.prediction_us[new],
-            risks.index_us[new],
-            np.maximum(self.end_us, risks.prediction_us[new]),
-        )
-        columns = [
-            pa.array(persons[new].tolist(), _PERSON),
-            *(pa.array(one).cast(pa.timestamp("us")) for one in times),
-            pa.FixedSizeListArray.from_arrays(hazard, self.schema.field(4).type.list_size),
-        ]
-        self.file.write_table(pa.Table.from_arrays(columns, schema=self.schema))
-
-
-def _schema(width: int) -> pa.Schema:
-    times = [(name, pa.timestamp("us")) for name in ("prediction_time", "index_time", "known_time")]
-    return pa.schema([("person", _PERSON), *times, ("hazard", pa.list_(pa.float32(), width))])
-
-
 def _persons(table: pa.Table) -> Persons:
     return np.array(table["person"].to_pylist(), dtype=f"S{ID_DIGITS}")
 
@@ -244,13 +211,6 @@ def _hashes(persons: Persons, prediction_us: Ints) -> Hashes:
     """A number of 64 bits for each person and prediction time."""
     words = np.ascontiguousarray(persons).view(np.uint64).reshape(len(persons), ID_DIGITS // 8)
     return hash_u64(hash_u64(words[:, 0]) ^ words[:, 1] ^ hash_u64(prediction_us.view(np.uint64)))
-
-
-def version_of(run: Run, *, recalibrated: bool) -> str:
-    """What makes the predictions of a run: its fingerprint, and the recalibration where it is used."""
-    return digest(
-        [run.fingerprint, run.manifest["files"].get(RECALIBRATION) if recalibrated else None]
-    )
 
 
 def _read_key(path: Path, folder: Path, *, is_new: bool) -> bytes:

@@ -280,7 +280,7 @@ def predict(
         if journal is not None:  # its file appears before the list
             edges, end_us = run.predictor.edges_days, records.end_us
             night = journal.writer(run, edges, end_us, recalibrated=recalibrated)
-            takers.append(stack.enter_context(night).add)
+            takers.append(stack.enter_context(night))
         count = 0
         for risks in predictor.answers(records, moment, force=force, say=say):
             count += len(risks)

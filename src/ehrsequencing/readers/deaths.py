@@ -59,7 +59,7 @@ def choose_deaths(rows: Rows, drawn_us: int, counts: RuleCounts) -> None:
     is_same = is_vague & (day_of(other_us) >= first_us) & (day_of(other_us) <= until_us)
     counts["vague_death"] += int(is_same.sum())
     counts["death_conflict"] += int((is_vague & ~is_same & (other_us != UNENDED)).sum())
-    rows.lose("two_deaths", is_same)
+    rows.lose("vaguer_death", is_same)
     recorded = np.unique(rows.subject[is_death & ~is_stated & ~is_same])
     good &= ~np.isin(rows.subject, recorded)
     rows.lose("two_deaths", is_stated & ~good)
@@ -69,8 +69,9 @@ def choose_deaths(rows: Rows, drawn_us: int, counts: RuleCounts) -> None:
     seen_us = np.full(len(rows.subject_ids), NO_TIME)
     end_us = np.full(len(rows.subject_ids), NO_TIME)
     end_us[rows.subject[placed]] = rows.end_us[placed] + DAY_US
-    is_sign = ~rows.of_role(Role.DEATH, Role.PERSON) & (rows.time_us < end_us[rows.subject])
-    np.maximum.at(seen_us, rows.subject[is_sign], rows.time_us[is_sign])
+    for times in (rows.time_us, rows.end_us):
+        is_sign = ~rows.of_role(Role.DEATH, Role.PERSON) & (times < end_us[rows.subject])
+        np.maximum.at(seen_us, rows.subject[is_sign], times[is_sign])
     latest = np.maximum(np.minimum(rows.end_us[placed], drawn_us), seen_us[rows.subject[placed]])
     rows.time_us[placed] = np.maximum(day_of(latest), rows.time_us[placed])
 
@@ -82,7 +83,7 @@ def keep_undated_deaths(rows: Rows, died_us: Ints, counts: RuleCounts) -> None:
     )
     _, first = np.unique(rows.subject[undated], return_index=True)
     kept = undated[first][died_us[rows.subject[undated[first]]] == NO_TIME]
-    rows.lose("two_deaths", np.setdiff1d(undated, kept))
+    rows.lose("vaguer_death", np.setdiff1d(undated, kept))
     rows.role = rows.role.copy()
     rows.role[kept] = Role.STATIC
     counts["undated_death"] += len(kept)

@@ -59,7 +59,7 @@ MOST_UNREAD = 0.1  # share of the cells of a column of dates that may be unreada
 @reader(
     "csv",
     help="Any flat table.",
-    source="CSV, CSV.gz or Parquet file with a header",
+    source="CSV, CSV.gz or Parquet file with a header; or the folder of the map's files",
     needs_map=True,
 )
 def import_csv(source: str, job: Import) -> None:

@@ -44,7 +44,8 @@ REASONS = {
     "no_time": "no readable date",
     "duplicates": "equals another row",
     "overlapping_periods": "merged into another observation period",
-    "two_deaths": "a further death of the same person, or a vaguer one",
+    "two_deaths": "a further death of the same person: the earliest counts",
+    "vaguer_death": "a death without a day: a more precise one of the same person counts",
     "two_births": "a further birth of the same person: the earliest counts",
     "open_end": "a death in the far future: it means that nobody has died yet",
     "issued_after_death": "a result that was issued after the death of its person",
@@ -57,6 +58,7 @@ FATES = {
 _KEPT = len(REASONS) + 1
 # The content of these rows is in the output, or belongs to no record of events.
 _NOT_LOST = {
+    "vaguer_death",
     "duplicates",
     "overlapping_periods",
     "not_read",

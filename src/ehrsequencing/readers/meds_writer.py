@@ -68,6 +68,7 @@ class MedsWriter:
         self._bucket_rows: Counter[int] = Counter()
         self._open: dict[int, pa.RecordBatchFileWriter] = {}
         self._days: Counter[int] = Counter()  # rows by day since 1970, without births and deaths
+        self._stops: Counter[int] = Counter()  # the same, of ends
         self._ends: Counter[int] = Counter()  # the same, of ends of hospital stays of acute care
 
     def add(self, rows: pa.Table) -> None:
@@ -79,6 +80,7 @@ class MedsWriter:
         times = rows["time"].filter(pa.array(is_event))
         for days, moments in (
             (self._days, times),
+            (self._stops, rows["end"].filter(pa.array(is_event))),
             (self._ends, rows["end"].filter(pc.fill_null(rows["inpatient"], False))),
         ):
             counts = pc.value_counts(pc.divide(moments.drop_null().cast(pa.int64()), DAY_US))
@@ -126,7 +128,8 @@ class MedsWriter:
         for writer in self._open.values():
             writer.close()
         report, open_after_us = self.report, _open_after_us(self._days)
-        inside = [day for day in self._days if open_after_us and day * DAY_US < open_after_us]
+        every = self._days.keys() | self._stops.keys()
+        inside = [day for day in every if open_after_us and day * DAY_US < open_after_us]
         drawn_us = max(inside, default=0) * DAY_US if inside else None
         if ended := _ends_on_last_day(self._ends):
             report.cautions.append(

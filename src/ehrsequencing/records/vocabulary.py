@@ -42,6 +42,10 @@ class _Made(NamedTuple):
     scale: int
 
 
+# settings that runs of 2.0 do not have, and that change nothing until they are set
+SINCE_2_0 = {"missing", "units"}
+
+
 @dataclass(frozen=True)
 class Vocabulary(Hinted):
     """Tokens and value scales: all that is needed to encode a record as the training data was.
@@ -167,9 +171,9 @@ class Vocabulary(Hinted):
         ]
         rollup = [self.rollup] if self.rollup else []
         numeric = np.flatnonzero(self.has_numbers).tolist()
-        return digest(
-            [self.kinds, self.codes, numeric, arrays, self.settings.model_dump(), *rollup]
-        )
+        settings, new = self.settings.model_dump(), ValuesConfig().model_dump(include=SINCE_2_0)
+        settings = {k: v for k, v in settings.items() if k not in new or v != new[k]}
+        return digest([self.kinds, self.codes, numeric, arrays, settings, *rollup])
 
     @cached_property
     def code_types(self) -> Ints:

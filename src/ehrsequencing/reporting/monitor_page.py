@@ -77,9 +77,8 @@ def night_line(watch: Watch) -> Shareable[dict[str, Any]]:
         "drift": watch.history[-1][1],
         "drift_since_last_quarter": watch.history[-1][2],
     }
-    n = sum(name.startswith("everybody") for name in watch.streams)
-    observed, expected = (one[:, :n].sum(axis=1) for one in (watch.observed, watch.expected))
-    return redact_night(facts, watch.days, observed, expected, watch.evidence.total)
+    counts = watch.observed[:, 0], watch.expected[:, 0]
+    return redact_night(facts, watch.days, *counts, watch.evidence.total)
 
 
 def _known(value: float | None) -> float | None:

@@ -57,7 +57,7 @@ DecadeEffect = Annotated[float, Field(ge=-2, le=2)]  # the same per ten years of
 
 
 class SimulationConfig(BaseModel):
-    """The simulated world. Effects are log-hazard ratios; a rate is per year. All are listed in `docs/simulator.md`.
+    """The simulated world. Effects are log-hazard ratios; a rate is per year.
 
     Sickness is what chronic conditions, the acute event and the marker add to the outcome's log hazard. The process is
     written out in `ehrsequencing.simulate.process`.
@@ -89,53 +89,57 @@ class SimulationConfig(BaseModel):
     stay_days: float = Field(6.0, ge=1, le=365)  # mean; geometric
 
     # Baseline hazards: at age 60, female, without any of what follows
-    outcome_per_year: float = Field(0.06, ge=0, le=10)
-    death_per_year: float = Field(0.012, ge=0, le=10)
+    outcome_per_year: float = Field(0.06, ge=0, le=10)  # the outcome's hazard
+    death_per_year: float = Field(0.012, ge=0, le=10)  # death's hazard
 
     # Frailty: a hidden multiplier of the outcome's hazard, and to the power of a share of death's
     frailty_spread: float = Field(0.0, ge=0, le=3)  # sd ÷ mean over subjects
-    frailty_death_share: float = Field(0.5, ge=0, le=2)
+    frailty_death_share: float = Field(
+        0.5, ge=0, le=2
+    )  # power to which frailty multiplies death's hazard
 
     # Age (per ten years, as of the last visit) and sex (male)
-    age_effect: DecadeEffect = 0.35
-    death_age_effect: DecadeEffect = 0.6
-    sex_effect: Effect = 0.2
-    death_sex_effect: Effect = 0.3
+    age_effect: DecadeEffect = 0.35  # per ten years, as of the last visit, on the outcome
+    death_age_effect: DecadeEffect = 0.6  # the same on death
+    sex_effect: Effect = 0.2  # male, on the outcome
+    death_sex_effect: Effect = 0.3  # male, on death
 
     # Chronic conditions, present from the first visit or never
-    chronic_conditions: int = Field(8, ge=0, le=100)
-    chronic_prevalence: float = Field(0.15, ge=0, le=1)
+    chronic_conditions: int = Field(8, ge=0, le=100)  # how many there are
+    chronic_prevalence: float = Field(0.15, ge=0, le=1)  # chance that a subject has each
     chronic_effect: Effect = 0.5  # mean over conditions; the c-th of K has 2c / (K + 1) times this
 
     # Pairs: a visit's A_k with B_k raises the hazard, A_k with another B lowers it, and neither code alone tells
-    pairs: int = Field(24, ge=2, le=500)
+    pairs: int = Field(24, ge=2, le=500)  # number of codes A, and of codes B
     # visits that hold one A and one B; half of them match
     pair_visit_share: float = Field(1.0, ge=0, le=1)
-    pair_effect: Effect = 2.0
+    pair_effect: Effect = 2.0  # a match raises, a mismatch lowers; 0: written without effect
     # what is left of an effect at each later pair; 0: until the next pair
     pair_memory: float = Field(0.5, ge=0, le=1)
 
     # Relapse: two visits close together raise the hazard until the next visit
-    gap_effect: Effect = 0.8
-    gap_days: float = Field(60.0, ge=0, le=10_000)
+    gap_effect: Effect = 0.8  # of two visits close together
+    gap_days: float = Field(60.0, ge=0, le=10_000)  # close means a gap below this
 
     # Order: of three codes, A then B, B then C, C then A raise the hazard until the next of them; B then A … lower it
-    order_effect: Effect = 0.3
+    order_effect: Effect = (
+        0.3  # with the cycle raises, against it lowers, until the next of the three
+    )
     # visits that hold one of the three, each as often as the others
     order_visit_share: float = Field(0.3, ge=0, le=1)
 
     # An acute event: its effect halves with every half-life since the last one, and is gone after four
-    decay_effect: Effect = 1.2
-    decay_half_life_days: int = Field(60, ge=1, le=3650)
-    acute_visit_share: float = Field(0.12, ge=0, le=1)
+    decay_effect: Effect = 1.2  # just after an acute event
+    decay_half_life_days: int = Field(60, ge=1, le=3650)  # whole days
+    acute_visit_share: float = Field(0.12, ge=0, le=1)  # visits that hold the acute event
 
     # A laboratory marker, measured at some visits; its last value counts, per sd
-    lab_effect: Effect = 0.4
-    lab_visit_share: float = Field(0.5, ge=0, le=1)
+    lab_effect: Effect = 0.4  # per sd of the marker's last value
+    lab_visit_share: float = Field(0.5, ge=0, le=1)  # visits after the first that measure it
     lab_memory: float = Field(0.8, ge=0, le=1)  # correlation of a value with the one before
 
     # What means nothing: another laboratory value and background codes
-    background_codes: int = Field(200, ge=0, le=100_000)
+    background_codes: int = Field(200, ge=0, le=100_000)  # how many there are
     # mean number drawn; repeats within a visit count once
     background_per_visit: float = Field(2.0, ge=0, le=200)
 
