@@ -6,6 +6,7 @@ Truth is the same estimator on the same people with drop-out switched off. Weigh
 import numpy as np
 import pytest
 
+import ehrsequencing as eh
 from ehrsequencing.evaluation.dropout import HistoryClock, Pieces, fit_dropout
 from ehrsequencing.metrics.censoring import SubjectClock, dropout_cause
 from helpers import leaving as bench
@@ -104,3 +105,18 @@ def test_a_horizon_at_which_few_carry_the_weights_has_no_number() -> None:
     calm = bench.People.draw(bench.WORLDS["for no reason"], 3_000, 0).scope(leaves=True, by_history=True, least=0.05)[0]
     assert isinstance(calm.censoring, HistoryClock)
     assert calm.censoring.refused(bench.YEARS, calm.duration_days, calm.cause).refused_days == ()
+
+
+def test_true_risks_in_plain_arrays_are_weighted_by_themselves() -> None:
+    """A foreign model with the true risks, as a statistical editor would try it."""
+    drawn = bench.People.draw(bench.WORLDS["at p"], 8_000, 3)
+    truth = bench.scores(drawn.scope(leaves=False)[0])
+    scope = drawn.scope(leaves=True)[0]
+    found = eh.compare_risks({"truth": drawn.risk[:, :, 0]}, scope.duration_days, scope.cause, horizon=4.0, bootstrap=0)
+    own, without = (
+        {row["metric"]: row["value"] for row in found.result[name] if row["model"] == "truth"}
+        for name in ("metrics", "marginal")
+    )
+    assert found.result["dropout"]["by_history"]
+    assert abs(own["slope"] - truth["slope"]) < 0.07 < 0.1 < abs(without["slope"] - truth["slope"])
+    assert abs(own["oe"] - 1) < 0.06

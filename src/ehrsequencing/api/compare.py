@@ -26,6 +26,7 @@ from ehrsequencing.core.made_of import made_of
 from ehrsequencing.core.outputs import POOLED, complete_folder, write_manifest
 from ehrsequencing.evaluation.comparison import Comparison, draw_subjects
 from ehrsequencing.evaluation.curves import decision_rows, smooth_rows
+from ehrsequencing.evaluation.dropout import weighted_by_risks
 from ehrsequencing.evaluation.estimates import (
     difference_rows,
     estimate,
@@ -309,6 +310,8 @@ def compare_risks(
     `eh.metrics`, corrected for censoring by inverse-probability weighting; intervals resample subjects, and differences
     are paired, the first model minus each other one. AUC, Brier score and IPA equal those of `Score` with
     `cens.model="km"`, which leaves out whoever is censored exactly at the horizon; here they count as event-free.
+    Where leaving depends on the risks (each row being somebody else, and 50 of them leaving before the horizon), all
+    weights go by them: `result["dropout"]` says so, and `result["marginal"]` has the numbers without.
 
     Args:
         risks: Name → (n,) risk of the event of interest by the horizon, or (n, causes), the risk of each cause; or a
@@ -361,6 +364,9 @@ def compare_risks(
             where="subject, risks",
             fix="give a subject for each row, and at least one model",
         )
+    scope, dropout, marginal = weighted_by_risks(
+        scope, names=["event"], seed=seed, alone=subject is None
+    )
     first, *others_of = given
     names = ["event"]
     estimates = scope_estimates(scope, names)
@@ -379,6 +385,8 @@ def compare_risks(
         "landmarks_days": [0.0],
         "horizons_days": days.tolist(),
         "metrics": metric_rows(scope, estimates) + indices,
+        "dropout": dropout,
+        "marginal": marginal,
         "differences": difference_rows(scope, estimates, ours=first, rivals=others_of),
         "smooth_calibration": curves,
         "subgroups": [],

@@ -9,7 +9,7 @@ history (Robins & Finkelstein 2000):
 η is the log hazard that a ridge regression on other people gives (cross-fitted), β makes it right on these.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -17,6 +17,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ehrsequencing.core.arrays import Bools, Floats, Ints
+from ehrsequencing.evaluation.comparison import Comparison
+from ehrsequencing.evaluation.estimates import metric_rows, scope_estimates
 from ehrsequencing.metrics.bootstrap import Z95
 from ehrsequencing.metrics.calibration import clipped_logit
 from ehrsequencing.metrics.censoring import StepFunction, SubjectClock, divide, moment_days
@@ -32,7 +34,7 @@ from ehrsequencing.predictors.features import LinearDesign
 from ehrsequencing.predictors.history import fit_feature_spec, history_features
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.vocabulary import Vocabulary
-from ehrsequencing.results.result_types import DropoutPart
+from ehrsequencing.results.result_types import DropoutPart, MetricRow
 
 FOLDS = 5
 RIDGES_PER_EVENT = (10.0, 1.0, 0.1, 0.01)
@@ -298,3 +300,33 @@ def _paths(pieces: Pieces, log_hazard: Floats) -> Paths:
     # with equal factors the curve is that of Kaplan and Meier
     jumps = -np.log1p(-share) * count / np.maximum(at_risk(factor), 1e-12)
     return Paths(pieces, factor, StepFunction(times, np.r_[0.0, np.cumsum(jumps)]))
+
+
+def weighted_by_risks(
+    scope: Comparison, *, names: Sequence[str], seed: int, alone: bool
+) -> tuple[Comparison, DropoutPart | None, list[MetricRow[int]]]:
+    """Rows without records, weighted by what the models' risks say of leaving, where it depends on them.
+
+    Args:
+        scope: The rows.
+        names: Of the causes that are shown.
+        seed: Of the folds.
+        alone: Whether each row is somebody else; else nothing is fitted.
+
+    Returns:
+        The rows, what was found, and the metrics without these weights where there are some with them.
+    """
+    none = np.zeros(len(scope))
+    pieces = Pieces.of_rows(scope.subject, none, scope.duration_days, scope.cause)
+    if not alone or not pieces.matter(scope.duration_days, scope.horizons_days[-1]):
+        return scope, None, []
+    found = fit_dropout(
+        pieces, np.column_stack([*map(risk_covariates, scope.risk.values())]), seed=seed
+    )
+    if found is None or not found.is_by_history:
+        return scope, None if found is None else found.as_part(), []
+    whole = StepFunction(np.zeros(0), np.ones(1))
+    clock = HistoryClock(whole, np.inf, none, found.paths, scope.subject)
+    clock = clock.refused(scope.horizons_days, scope.duration_days, scope.cause)
+    rows = metric_rows(plain := scope.without_resamples(), scope_estimates(plain, names))
+    return replace(scope, censoring=clock), found.as_part(), rows
