@@ -205,9 +205,9 @@ VALUES: list[tuple[dict[str, Any], float | None, str | None, str]] = [
     ({"valueQuantity": {"unit": "mg"}}, None, None, "empty"),
     (
         {"valueRatio": {"numerator": {"value": 1}, "denominator": {"value": 128}}},
+        128.0,
         None,
-        '{"numerator": {"value": 1}, "denominator": {"value": 128}}',
-        "unread",
+        "values",
     ),
     (
         {"valueRange": {"low": {"value": 3}, "high": {"value": 5}}},

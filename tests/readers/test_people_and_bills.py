@@ -133,7 +133,10 @@ VALUES: dict[str, tuple[Resource, tuple[str, float | None, str | None]]] = {
     ),
     "a range of one": ({"valueRange": {"low": quantity(3, "mm"), "high": quantity(3, "mm")}}, ("mm", 3, None)),
     "an open range": ({"valueRange": {"low": quantity(3, "mm")}}, ("", None, ">=3")),
-    "a range": ({"valueRange": {"low": quantity(3), "high": quantity(5)}}, ("", None, "3-5")),
+    "a range": (
+        {"valueRange": {"low": quantity(3), "high": quantity(5)}},
+        ("", None, '{"low": {"value": 3}, "high": {"value": 5}}'),
+    ),
 }
 
 

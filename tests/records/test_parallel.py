@@ -147,7 +147,7 @@ def test_ranges_of_subjects_make_the_same_bytes(tmp_path: Path, monkeypatch: pyt
     """However many ranges the second pass goes through, and however the shards were cut."""
     made = []
     for shards, rows in ((4, 500_000), (4, 100), (1, 7)):
-        monkeypatch.setattr(prepare_room, "_RANGE_ROWS", rows)
+        monkeypatch.setattr(prepare_room, "RANGE_ROWS", rows)
         data = write_meds(tmp_path / f"{shards}-{rows}" / "data", rows_of(60), shards=shards, parents=PARENTS)
         prepare(data, out := tmp_path / f"{shards}-{rows}" / "out", study=StudyConfig(), tasks=[TASK], processes=1)
         assert not list(out.glob(".*"))  # nothing of the kept rows is left

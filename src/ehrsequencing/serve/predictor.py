@@ -25,7 +25,7 @@ from ehrsequencing.prediction.prediction_file import Risks
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.codes import read_descriptions, read_parents
 from ehrsequencing.records.cohort import cohort_steps
-from ehrsequencing.records.events import DEATH, NEVER, STATIC, UNDATED_DEATH, Events
+from ehrsequencing.records.events import DEATH, DOUBTFUL_DEATH, NEVER, STATIC, UNDATED_DEATH, Events
 from ehrsequencing.records.meds import fix
 from ehrsequencing.records.parquet_rows import events_of_table
 from ehrsequencing.records.people import MEASURES, PEOPLE, People
@@ -268,7 +268,9 @@ class Predictor:
             end_us = int(timed.max()) if until_us is None else until_us
             times = encoder.prediction_times(events, moment, end_us=end_us)
             asked_us = NEVER if moment.as_of_us is None else moment.as_of_us
-            is_death = events.is_code(DEATH) | events.is_code(UNDATED_DEATH)
+            # here a death that the record outlives is believed: nobody acts on a risk of the dead
+            deaths = (DEATH, UNDATED_DEATH, DOUBTFUL_DEATH)
+            is_death = np.any([events.is_code(code) for code in deaths], axis=0)
             has_died = bool((events.time_us[is_death] <= asked_us).any())
             if len(times.record.visits) > limits.visits:
                 raise Problem(

@@ -85,7 +85,7 @@ def _quantity_of(value: Resource) -> dict[str, Any] | str | None:
     if low is not None and low == high:
         return {"value": low, "unit": units[2] or units[3]}
     if low is not None and high is not None:
-        return f"{low:g}-{high:g}"
+        return None
     return f">={low:g}" if low is not None else f"<={high:g}" if high is not None else None
 
 
