@@ -22,7 +22,7 @@ def sim_prepared(
 ) -> Path:
     """The set of the root's conftest with two horizons, so that an evaluation is made in half the time."""
     out = tmp_path_factory.mktemp("evaluated") / "set"
-    asked = sim_task.model_copy(update={"landmarks": (0.0, 365.25), "horizons": (90.0, 365.25)})
+    asked = sim_task.model_copy(update={"landmarks": (0.0, 365.25), "horizons": (90.0, 365.25), "main": None})
     prepare(sim_data, out, study=tiny_study, tasks=[asked])
     return out
 
@@ -47,7 +47,7 @@ def task(sim_prepared: Path) -> TaskConfig:
 @pytest.fixture(scope="session")
 def small_task(task: TaskConfig) -> TaskConfig:
     """One landmark and horizon, so that a page is drawn fast."""
-    return task.model_copy(update={"landmarks": (0.0,), "horizons": task.horizons[1:2]})
+    return task.model_copy(update={"landmarks": (0.0,), "horizons": task.horizons[1:2], "main": None})
 
 
 @pytest.fixture(scope="session")

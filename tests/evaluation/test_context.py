@@ -104,7 +104,7 @@ def test_metrics_json_holds_what_the_report_is_promised(sim_run: Path, cheap_bas
 
 def test_a_horizon_beyond_the_follow_up_is_refused_in_words(sim_run: Path, prepared: Prepared) -> None:
     run = Run(sim_run)
-    run.task = run.task.model_copy(update={"horizons": (365.25, 20000.0)})
+    run.task = run.task.model_copy(update={"horizons": (365.25, 20000.0), "main": None})
     judged = Population.of_split(prepared, run.task, "held_out")
     result = Evaluation(run, judged, prepared=prepared, settings=PLAIN).result()
     told = [text for text in result["warnings"] if "20000d" in text]
