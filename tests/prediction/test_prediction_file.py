@@ -33,7 +33,7 @@ Array = npt.NDArray[Any]
 
 
 def changed(task: TaskConfig, **settings: Any) -> TaskConfig:
-    return TaskConfig.model_validate({**task.model_dump(exclude_none=True), **settings})
+    return TaskConfig.model_validate({**task.model_dump(exclude_none=True), "main": None, **settings})
 
 
 TASKS: dict[str, Callable[[TaskConfig], TaskConfig]] = {

@@ -53,7 +53,7 @@ class TrainedRun(Hinted, Answering, Run):
     Example:
         >>> run = eh.load("runs/hf")
         >>> run  # doctest: +ELLIPSIS
-        Run('runs/hf': task hf, 294 train / 45 tuning / 61 held-out subjects, C 0... for hf by 2y, audit: ...)
+        Run('runs/hf': task hf, 294 train / 45 tuning / 61 held-out subjects, C 0... for hf by 2y, ...audit: ...)
         >>> run.task.causes, run.study.model.visit_encoder
         (('hf', 'death'), 'attention')
     """

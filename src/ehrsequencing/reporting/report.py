@@ -211,7 +211,7 @@ def render(metrics: Exact | Shared, page: str = DETAILS) -> str:
 
 
 def _page(m: Shareable[Shared], metrics: Exact | Shared, page: str) -> str:
-    if page == DETAILS and m.keys() - metrics.keys() == {"individual"}:  # of real people, exact
+    if page == DETAILS and "individual" in m.keys() - metrics.keys():  # of real people, exact
         return _drawn({**m, **owners_part(metrics)}, page)
     return m.drawn(partial(_drawn, page=page))
 

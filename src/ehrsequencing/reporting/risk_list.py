@@ -196,9 +196,10 @@ def _median(sample: Sample) -> float | None:
 def _had_the_event(run: Run, threshold: float | None, days: float | None) -> float | None:
     """The share of the held-out people with such a risk at their index who had the event by then.
 
-    None where the run has them no more, or so few that it would point at a person.
+    None where the run has them no more or is for other people, or has so few that it would point at a person.
     """
-    if threshold is None or days is None or not Path(run.manifest["prepared"]).is_dir():
+    is_gone = "update" in run.manifest or not Path(run.manifest["prepared"]).is_dir()
+    if threshold is None or days is None or is_gone:
         return None
 
     def share() -> float | None:

@@ -77,6 +77,8 @@ def fit(
             taught = processes.from_first(None if stack is None else stack.out_of_fold, plan.shape)
         trained = None
         if plan.settings.network:
+            if plan.config.query_follows_visit:
+                say("a query begins with its last visit: most codes carry no number")
             trained = _network(
                 plan,
                 out,

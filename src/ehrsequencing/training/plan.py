@@ -93,8 +93,6 @@ class Plan:
             "transfer": study.transfer,
         }
         config = resolve_model(given, prepared, task, train, training)
-        if config.query_follows_visit and training.network:
-            say("a query begins with its last visit: most codes of these records carry no number")
         return cls(
             prepared,
             task,

@@ -30,7 +30,7 @@ def write_sources(
     """
     folder.mkdir(parents=True, exist_ok=True)
     rows = [f"{person},2011-0{month}-03,{born},{what}" for month, what in ((1, "A"), (2, code), (3, text))]
-    rows += [f"7,2012-0{month}-03,1960-01-01,A" for month in (1, 2)] + [f"{person},someday,{born},A"]
+    rows += [f"7,2012-0{month}-03,1960-01-01,A" for month in range(1, 10)] + [f"{person},someday,{born},A"]
     (folder / "flat.csv").write_text("patient,date,born,icd\n" + "\n".join(rows) + "\n")
     (folder / "map.yaml").write_text(MAP)
     _fhir(folder / "fhir", str(person), born, code, text)
