@@ -215,7 +215,9 @@ def test_a_task_that_asks_something_else_differs(sim_data: Path, setting: str, v
     own = load_task(sim_data / "task.yaml")
     assert other_settings(sim_data, own) == []
     assert other_settings(sim_data, own.model_validate({**own.model_dump(), setting: value})) == [setting]
-    chosen = own.model_copy(update={"landmarks": (0.0, 90.0), "horizons": (30.0,), "main": None, "blanking": 7.0, "name": "other"})
+    chosen = own.model_copy(
+        update={"landmarks": (0.0, 90.0), "horizons": (30.0,), "main": None, "blanking": 7.0, "name": "other"}
+    )
     assert other_settings(sim_data, chosen) == []
     assert other_settings(sim_data.parent, chosen) == []  # no simulation at all
 
