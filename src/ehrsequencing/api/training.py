@@ -26,6 +26,7 @@ from ehrsequencing.config.base import visit_encoder
 from ehrsequencing.core.errors import EhrseqError, refuse_idle
 from ehrsequencing.core.files import refuse_overlap
 from ehrsequencing.core.outputs import (
+    MANIFEST,
     PRETRAINED,
     RUN,
     UNFINISHED_PRETRAINING,
@@ -290,6 +291,7 @@ def train(
         shown = training_bar("training", f"tuning {word}", show=progress and is_first)
         each = callbacks if is_first else ()
         report = _with_callbacks(stack.enter_context(shown), each, word.lower())
+        is_new = not (out / MANIFEST).exists()
         training.fit(
             plan,
             out,
@@ -300,7 +302,7 @@ def train(
             on_progress=report,
             say=tell,
         )
-        if is_first and not TrainedRun(out).manifest.get("learned", True):
+        if is_first and is_new and not TrainedRun(out).manifest.get("learned", True):
             tell(f"this run has {NOTHING_LEARNED}: train longer, or check the task and the labels")
         return is_first
 
