@@ -136,10 +136,10 @@ def warnings_of(data: Path, **changes: Any) -> str:
 def test_warnings_come_where_they_are_due_and_only_there(tmp_path: Path) -> None:
     ended, seen_later = ["0 A, 3 MEDS_DEATH, 400 END"], ["0 A, 400 END"]
     trained = [*ended * 100, *["0 A, 3 TX"] * 10, *seen_later * 20]
-    assert warnings_of(write(tmp_path / "good", *trained, held_out=ended * 10 + seen_later * 40)) == ""
-    for name, held_out in (("no_event", ended * 9 + seen_later * 41), ("nobody", ended * 10 + seen_later * 39)):
+    assert warnings_of(write(tmp_path / "good", *trained, held_out=ended * 11 + seen_later * 39)) == ""
+    for name, held_out in (("no_event", ended * 10 + seen_later * 40), ("nobody", ended * 11 + seen_later * 38)):
         told = warnings_of(write(tmp_path / name, *trained, held_out=held_out))
-        assert told.startswith("Fewer than 50 subjects are held out, or fewer than 10 of them had the event")
+        assert told.startswith("Fewer than 50 subjects are held out, or fewer than 11 of them had the event")
     few = write(tmp_path / "few", *["0 A, 3 MEDS_DEATH, 400 END"] * 99, "0 A, 3 TX", *["0 A, 400 END"] * 20)
     assert "Fewer than 100 training subjects" in warnings_of(few)
     texts = ["0 A, 3 MEDS_DEATH, 400 END"] * 100 + ["0 A, 400 END"] * 20
