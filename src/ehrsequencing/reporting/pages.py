@@ -337,10 +337,12 @@ def render_list(summary: dict[str, Any], drift: Drift) -> str:
     run = f"Run {made_by['run']} ({made_by['fingerprint']}), data {made_by['data']}."
     if summary["list"] is not None:
         run += f" SHA-256 of the list: {summary['list'][:16]}."
-    age = f" Half of them were more than {summary['median_days_ago']:,.0f} days ago"
-    age += f", and for {over:,} the {summary['window']} are over." if over else "."
+    age, ago = "", summary["median_days_ago"]
+    if ago is not None:  # null where nobody has a prediction time
+        age = f" Half of them were more than {ago:,.0f} days ago"
+        age += f", and for {over:,} the {summary['window']} are over." if over else "."
     notes = [
-        f"Asked: {asked}.{'' if summary['median_days_ago'] is None else age}",
+        f"Asked: {asked or 'nobody'}.{age}",
         *([drift.verdict] if drift.passes else []),
         "This page is of single people: keep it where the list is kept.",
         run,
