@@ -1,5 +1,7 @@
 """What a fourth stranger planted and no check found: each a kind, with a clean twin."""
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -110,7 +112,7 @@ def test_a_code_that_may_say_so_much_passes_with_its_reason(tmp_path, monkeypatc
     data = audited(tmp_path, *with_splits(hospital(subjects=100)[0]))
     token = len(data.vocabulary) - 1
     check = Check("one", "?", lambda _: Finding("leak", "it says all", suspects=(token,)))
-    monkeypatch.setattr("ehrsequencing.audit.audit.importance", lambda data, suspects: None)
+    monkeypatch.setattr(sys.modules[_told.__module__], "importance", lambda data, suspects: None)
     name = data.vocabulary.tokens[token]
     assert _told(data, check, {})["verdict"] == "leak"
     allowed = _told(data, check, {name: "asked the ward"})

@@ -76,7 +76,7 @@ def test_intervals_hold_their_estimates_and_want_enough_events(seed: int, n: int
         if row["metric"] != "nll":
             assert row["events"] == counted(scope, row["cause"], row["horizon_days"]), where
         assert row["subjects"] == n
-        few = n < 50 or row["events"] < 10
+        few = n < 50 or row["events"] < 11
         assert (row["reason"] == TOO_FEW) == few, where
         if few:
             assert row["low"] is row["high"] is None, where
@@ -96,7 +96,7 @@ def test_curves_subgroups_and_follow_up_hold_their_estimates_too() -> None:
         values = row.get("observed") or row.get("net_benefit")
         for low, value, high in zip(row["low"] or [], values, row["high"] or [], strict=False):
             if low is not None:
-                assert row["events"] >= 10
+                assert row["events"] >= 11
                 assert low <= value <= high
                 banded += 1
     assert banded
@@ -104,7 +104,7 @@ def test_curves_subgroups_and_follow_up_hold_their_estimates_too() -> None:
     for row in subgroup_rows(scope, {"kind": level}, CAUSES, model=OURS):
         for name in ("oe", "auc", "brier"):
             found = row[name]
-            few = row["level"] == "few" or row["events"] < 10
+            few = row["level"] == "few" or row["events"] < 11
             assert (found["reason"] == TOO_FEW) == few
             assert found["value"] is found["low"] is None if few else found["low"] <= found["value"] <= found["high"]
     median = follow_up(scope)

@@ -15,6 +15,7 @@ from ehrsequencing.config import EvaluationConfig, OutcomesConfig, StudyConfig, 
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json
 from ehrsequencing.evaluation.outcome_table import OutcomeRows, evaluate_outcomes
+from ehrsequencing.evaluation.results import place_in_run
 from ehrsequencing.models.outcomes import OutcomeHead
 from ehrsequencing.models.risks import cumulative_incidence
 from ehrsequencing.prediction.predict_outcomes import predict_outcomes
@@ -161,7 +162,8 @@ def test_the_page_and_the_audit(outcome_run: Path) -> None:
     told = report_outcomes(outcome_run, split="train", prepared=None, settings=settings, progress=lambda *_: None)
     assert told is not None
     assert any("outcomes with 50 events or more" in line for line in outcome_lines(told))
-    found = read_json(outcome_run / "outcome-metrics.json")
+    place = outcome_run / place_in_run("train")
+    found = read_json(place / "outcome-metrics.json")
     assert found["outcomes"]
     assert all(row["events"] >= 50 for row in found["outcomes"])
     assert found["pooled"]["outcomes"] + len(found["outcomes"]) == len(Run(outcome_run).outcomes)
@@ -169,7 +171,7 @@ def test_the_page_and_the_audit(outcome_run: Path) -> None:
         for name in ("auc", "c", "oe"):
             one = row[name]
             assert one["low"] is None or one["low"] <= one["value"] <= one["high"]
-    page = (outcome_run / "outcomes.html").read_text(encoding="utf-8")
+    page = (place / "outcomes.html").read_text(encoding="utf-8")
     assert all(row["code"] in page for row in found["outcomes"])
     verdicts = {check["name"]: check["verdict"] for check in audit(outcome_run, subjects=20)["checks"]}
     assert verdicts["labels_in_records"] == verdicts["future_perturbation"] == "passed"

@@ -59,6 +59,6 @@ def values(rows: ScoredRows, metrics: Iterable[Metric]) -> dict[str, Floats]:
     Example:
         >>> rows = ScoredRows.of([1.0, 2.0, 3.0, 4.0], [1, 0, 1, 0], [[[0.9]], [[0.2]], [[0.6]], [[0.1]]], [3.5])
         >>> {key: round(float(value[0, 0]), 5) for key, value in values(rows, [METRICS["c"], METRICS["oe"]]).items()}
-        {'c': 1.0, 'oe': 1.19321}
+        {'c': 1.0, 'oe': 1.28205}
     """
     return {metric.key: rows.once(metric.of) for metric in metrics if metric.of is not None}
