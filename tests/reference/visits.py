@@ -74,7 +74,8 @@ class VisitRecords:
 
         In this order: values that are no numbers (NaN, ±inf, 1e38 and beyond) are dropped and their codes kept; rows of
         a year ≤ 1900 (births excepted) or 9999 are dropped; of identical rows the first is kept; rows before the birth,
-        then rows after the (first) death, are dropped. Rows at the very instant of the death stay.
+        then rows after the (first) death, are dropped. Rows at the very instant of the death stay. A code that does
+        nothing but end a follow-up is put at the death: who has one after it is not without one.
         """
         rows = [row._replace(value=self.number(row.value)) for row in rows]
         early, late = us("1901-01-01"), us("9999-01-01")
@@ -83,8 +84,24 @@ class VisitRecords:
         births = [row.time for row in rows if row.code == "MEDS_BIRTH" and row.time is not None]
         rows = [row for row in rows if row.time is None or not births or row.time >= births[0]]
         deaths = [row.time for row in rows if row.code == "MEDS_DEATH" and row.time is not None]
+        rows = [
+            row._replace(time=min(deaths))
+            if row.time is not None and self.after_death(row.time, deaths) and self.only_ends(row.code)
+            else row
+            for row in rows
+        ]
         rows = [row for row in rows if row.time is None or not self.after_death(row.time, deaths)]
         return sorted(rows, key=lambda row: (row.time is not None, row.time or 0))
+
+    def only_ends(self, code: str) -> bool:
+        """Say whether a code ends a follow-up and is no index, start or cause of any task."""
+        ends = ["END_OF_FOLLOWUP", "OBSERVATION_PERIOD_END"]
+        others: list[str] = []
+        for task in self.tasks:
+            ends += task.censoring.code or ()
+            others += [*(task.index.code or ()), *(task.censoring.start or ())]
+            others += [pattern for patterns in task.patterns.values() for pattern in patterns]
+        return self.matches(code, ends) and not self.matches(code, [other.partition(" ")[0] for other in others])
 
     def after_death(self, time: int, deaths: list[int]) -> bool:
         """Say whether a row is dropped because it comes after the first `MEDS_DEATH`."""

@@ -160,7 +160,9 @@ def _renamed(events: Events, chosen: Bools, name: str) -> Events:
     return replace(events, codes=codes, code=code)
 
 
-def keep_lifetimes(events: Events, path: Path, fixes: Counter[str], ends: CodeMatcher) -> Events:
+def keep_lifetimes(
+    events: Events, path: Path, fixes: Counter[str], ends: CodeMatcher, no_ends: CodeMatcher | None
+) -> Events:
     """Refuse two births; drop impossible births and deaths, rows outside of a life, and who has only static rows."""
     time_us, (subjects, row) = events.time_us, events.subjects
     n = len(subjects)
@@ -187,6 +189,8 @@ def keep_lifetimes(events: Events, path: Path, fixes: Counter[str], ends: CodeMa
     before = is_sound & timed & (time_us < birth_us)
     after = is_sound & timed & (death_us != STATIC) & (time_us > death_us)
     is_end = after & ends.mask(events.codes)[events.code]
+    if no_ends is not None:  # an outcome after a death is none at the death either
+        is_end &= ~no_ends.mask(events.codes)[events.code]
     if is_end.any():  # who has one after their death is not without it
         events = replace(events, time_us=np.where(is_end, death_us, time_us))
         after &= ~is_end

@@ -201,7 +201,7 @@ class MedsReader:
         self.fixes = Counter[str]()
         self.late: LateRows | None = None
         # codes that end a follow-up: after a death they stand at it
-        self.ends = CodeMatcher(ENDS)
+        self.ends, self.no_ends = CodeMatcher(ENDS), CodeMatcher(())
         # all of that day
         day_us = None if settings.extracted is None else parse_date_us(settings.extracted)
         self.declared_us = None if day_us is None else day_us + DAY_US - 1
@@ -233,6 +233,7 @@ class MedsReader:
             declared_us=self.declared_us,
             until_us=None if self.late is None else self.late.until_us,
             ends=self.ends,
+            no_ends=self.no_ends,
             values=self.values,
         )
 
@@ -312,6 +313,7 @@ def fix(
     declared_us: int | None,
     until_us: int | None = None,
     ends: CodeMatcher | None = None,
+    no_ends: CodeMatcher | None = None,
     values: ValuesConfig | None = None,
 ) -> Events:
     """Fix the events of one shard.
@@ -324,6 +326,7 @@ def fix(
         declared_us: Rows after this moment are refused; None where the date of extraction is unknown.
         until_us: Rows after this moment are dropped; None where the data has no late rows.
         ends: Codes that end a follow-up.
+        no_ends: Those of them that say more, and are dropped after a death as all rows are.
         values: Which numbers mean that there is none, and whether units are joined.
 
     Returns:
@@ -350,7 +353,7 @@ def fix(
         events = _drop_late(events, until_us, fixes)
     events = _sort(events, fixes)
     events = settle_deaths(_drop_duplicates(events, fixes), fixes)
-    return keep_lifetimes(events, path, fixes, ends or CodeMatcher(ENDS))
+    return keep_lifetimes(events, path, fixes, ends or CodeMatcher(ENDS), no_ends)
 
 
 def _rename(

@@ -108,6 +108,7 @@ class ShardWork:
         reader, parents = MedsReader(data, study.data, study), read_parents(data)
         ends = [code for task in tasks for code in task.censoring.code or ()]
         reader.ends = CodeMatcher([*ENDS, *ends], parents=parents)
+        reader.no_ends = CodeMatcher(_other_roles(tasks), parents=parents)
         excluded = excluded_codes(study, tasks, parents)
         lookup = split_lookup(data, study=study, tasks=tasks, excluded=excluded, parents=parents)
         builders = [CohortBuilder(task, parents=parents) for task in tasks]
@@ -208,3 +209,12 @@ class FirstPass(Part):
             for part, days in zip(parts, counts, strict=True):
                 self.kept.append(replace(part, numbers=codes.take(part.numbers)))
                 yield part.subject_id, days
+
+
+def _other_roles(tasks: Sequence[TaskConfig]) -> list[str]:
+    """Codes that say more than that a follow-up ends: those of an index, a start or a cause of any task."""
+    out = list[str]()
+    for task in tasks:
+        out += [*(task.index.code or ()), *(task.censoring.start or ())]
+        out += [code for codes in task.patterns.values() for code in codes]
+    return out
