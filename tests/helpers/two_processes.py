@@ -33,6 +33,7 @@ TINY = (
     "training.checkpoint_seconds=0",
     *("training.learning_rate=0.005", "training.warmup_steps=1"),
 )
+EPS = 1e-3  # AdamW divides a gradient by its own size: one of rounding alone (1e-9) would make whole steps of 1e-8
 VARIANTS: dict[str, tuple[str, ...]] = {
     "default": (),
     "cut": ("training.visit_budget=8", "model.max_visits=2"),  # long records as parts: unlike numbers of batches
@@ -41,7 +42,10 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 
 def trainer(prepared: Path, out: Path, processes: Processes, *settings: str) -> Trainer:
     study = load_study(None, [*TINY, *settings])
-    return Trainer(Prepared(prepared), "simulated", out, study=study, processes=processes)
+    one = Trainer(Prepared(prepared), "simulated", out, study=study, processes=processes)
+    for group in one.training.optimizer.param_groups:
+        group["eps"] = EPS
+    return one
 
 
 def steps(one: Trainer) -> dict[str, Ints]:

@@ -27,7 +27,7 @@ from ehrsequencing.records.visits import count_at_or_before
 
 ZONES = {"the last one": None, "in the last day": 1.0, "in the last week": 7.0}
 WAIT_DAYS = 1.0  # until a prediction time sees a visit
-FEWEST_CARRIERS = 11
+FEWEST_CARRIERS = 10  # to be found; `AuditData.code_name` names a code of 11 people or more
 LEAST_ODDS_RATIO = 10.0
 SURE_LAST, FEWEST_HOLDERS = (
     0.95,

@@ -29,6 +29,7 @@ _TOLERANCE = 1e-13
 _SLOW = (
     0.1  # a step that promises more than this share of the one before wants the information anew
 )
+_STUCK = 0.5  # … and with new information wants to be longer
 
 
 @dataclass(frozen=True)
@@ -198,7 +199,7 @@ class CoxRegression:
         from scipy.linalg import cho_solve  # which predictions need not load
 
         factor = self._factor(beta, ridge, anew=is_here)
-        last = np.inf  # what the step before promised
+        last = anew = np.inf  # what the step before promised, and the last one of new information
         for _ in range(_MOST_ITERATIONS):
             step = cho_solve(factor, gradient)
             promised = float(gradient @ step)
@@ -208,6 +209,8 @@ class CoxRegression:
                 is_here, last = True, np.inf
                 factor = self._factor(beta, ridge, anew=True)
                 continue
+            is_short = is_here and promised > _STUCK * anew
+            anew = promised if is_here else anew
             size = 1.0
             while size > 1e-8:
                 moved = self._penalised(beta + size * step, ridge)
@@ -216,6 +219,11 @@ class CoxRegression:
                 size /= 2
             else:  # nothing higher within rounding
                 return CoxFit(self.mean, self.scale, beta, ridge)
+            while is_short:  # a row far from all others: the information is too large
+                further = self._penalised(beta + 2 * size * step, ridge)
+                if not further[0] > moved[0]:
+                    break
+                moved, size = further, 2 * size
             beta, is_here, last = beta + size * step, False, promised
             value, gradient = moved
         raise EhrseqError(
