@@ -261,7 +261,7 @@ def test_the_models_on_shared_sets(name: str, real_data: Path, tmp_path: Path) -
         assert ehrseq("audit", tmp_path / row, "--quiet").exit_code in (0, 1)
         assert ehrseq("drift", tmp_path / row, some, "--quiet").exit_code in (0, 4)
         done("explain", tmp_path / row, some, "--subject", subject)
-        done("explore", tmp_path / row, some, "--out", tmp_path / f"{row}.html")
+        done("explore", tmp_path / row, some, "--out", tmp_path / f"{row}_explorer.html")
         done("export", tmp_path / row, "--format", "share", "--out", tmp_path / f"{row}_share")
 
 
