@@ -260,11 +260,11 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "data": (M, M.replace("../meds", "../strange")),
         "out": (M, M.replace("p.parquet", "q.parquet")),
         "overwrite": ("export run --out shared", "export run --out shared --overwrite"),
-        "format_": ("export run --out there", "export run --out there --format meds-dev"),
+        "format": ("export run --out there", "export run --out there --format meds-dev"),
         "labels": (M, M.replace("labels.", "few.")),
         "cause": (M, f"{M} --cause death"),
         "horizon": (M, M.replace("30d", "90d")),
-        "license_": ("export run --out there", "export run --out there --license cc-by-nc-4.0"),
+        "license": ("export run --out there", "export run --out there --license cc-by-nc-4.0"),
     },
     "run": {
         "data": (R, R.replace("../data", "../meds")),

@@ -245,12 +245,13 @@ def test_a_killed_writer_leaves_nothing_and_two_at_once_journal_each_prediction_
         ehrseq("predict", run, data, "--out", out, "--journal", tmp_path / "journal", "--force")
     assert not out.exists()
     assert not [*(tmp_path / "journal").glob("*")]
-    hazards = np.full((5, 2, 3), 0.01, np.float32)
+    bins = len(eh.load(run).predictor.edges_days) + 1
+    hazards = np.full((5, 2, bins), 0.01, np.float32)
     five, none = np.arange(5) + 1, np.zeros((5, 2, 1), np.float32)
     risks = Risks(five, five * DAY_US, none, index_us=five * DAY_US, hazards=hazards)
 
     def write() -> None:
-        writer = Journal(tmp_path / "journal").writer(eh.load(run), (5.0, 9.0), 10 * DAY_US, recalibrated=False)
+        writer = Journal(tmp_path / "journal").writer(eh.load(run), 10 * DAY_US, recalibrated=False)
         with writer as add_to_night:
             add_to_night(risks)
 

@@ -30,13 +30,14 @@ from ehrsequencing.metrics.censoring import (
     checked_outcome,
 )
 from ehrsequencing.metrics.plain import whole_causes
+from ehrsequencing.prediction.journal import Journal
 from ehrsequencing.prediction.predict import (
     Moment,
     NewRecords,
     RiskPredictor,
 )
 from ehrsequencing.prediction.predict_labels import predict_labels
-from ehrsequencing.prediction.prediction_file import columns_of_moment
+from ehrsequencing.prediction.prediction_file import Risks, columns_of_moment
 from ehrsequencing.prediction.run import Run, horizons_of, start_days_of
 from ehrsequencing.predictors.network import states_of_rows
 from ehrsequencing.records.codes import CodeMatcher, read_parents
@@ -76,26 +77,32 @@ def predictions(
     *,
     at: Moment,
     force: bool,
+    journal: Journal | None,
     say: Callable[[str], None],
 ) -> pa.Table:
     """One row a prediction time: a column a cause and horizon, for an ensemble its band, and what the moment is."""
     names = [risk_column(cause, day) for cause in asked.causes for day in asked.horizons_days]
-    parts = []
-    for risks in asked.answers(records, at, force=force, say=say):
-        columns = {
-            "subject_id": pa.array(risks.subject_id),
-            "prediction_time": times(risks.prediction_us),
-        }
-        by_end = {"": risks.risk, "_low": risks.low, "_high": risks.high}
-        given = {end: v.reshape(len(v), len(names)) for end, v in by_end.items() if v is not None}
-        for number, name in enumerate(names):
-            for end, values in given.items():
-                columns[name + end] = pa.array(values[:, number].astype(np.float64))
-        columns |= columns_of_moment(
-            risks.kind, risks.index_us, risks.prediction_us, records.now_us(at)
-        )
-        parts.append(pa.table(columns))
+    with asked.journalling(journal, records) as keep:
+        parts = []
+        for risks in asked.answers(records, at, force=force, say=say):
+            keep(risks)
+            parts.append(_wide(risks, names, records.now_us(at)))
     return pa.concat_tables(parts)
+
+
+def _wide(risks: Risks, names: Sequence[str], now_us: int) -> pa.Table:
+    """The columns of some prediction times, one a risk."""
+    columns = {
+        "subject_id": pa.array(risks.subject_id),
+        "prediction_time": times(risks.prediction_us),
+    }
+    by_end = {"": risks.risk, "_low": risks.low, "_high": risks.high}
+    given = {end: v.reshape(len(v), len(names)) for end, v in by_end.items() if v is not None}
+    for number, name in enumerate(names):
+        for end, values in given.items():
+            columns[name + end] = pa.array(values[:, number].astype(np.float64))
+    columns |= columns_of_moment(risks.kind, risks.index_us, risks.prediction_us, now_us)
+    return pa.table(columns)
 
 
 def draw_subject(
@@ -388,10 +395,6 @@ def export(
         EhrseqError: The run may not be shared, or an argument belongs to the other format.
     """
     folder = run.folder if isinstance(run, Run) else Path(run)
-    if format not in _BELONGS:
-        raise EhrseqError(
-            f"{format!r} is not a choice", where="format", fix=f"use {' or '.join(_BELONGS)}"
-        )
     values = {
         "data": data,
         "labels": labels,

@@ -26,7 +26,7 @@ from ehrsequencing.api.progress import bar
 from ehrsequencing.config import DataConfig
 from ehrsequencing.core.durations import day_of, days_of
 from ehrsequencing.core.elsewhere import Answering, Hinted
-from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError, refuse_idle
 from ehrsequencing.core.files import read_json_lines, refuse_overlap
 from ehrsequencing.core.outputs import (
     EXPLORER,
@@ -40,6 +40,7 @@ from ehrsequencing.evaluation.results import read_result
 from ehrsequencing.explain import Question
 from ehrsequencing.explorer import ExplorerSettings, collect, write_page
 from ehrsequencing.explorer.collect import Explorer
+from ehrsequencing.prediction.journal import Journal
 from ehrsequencing.prediction.predict import NewRecords, RiskPredictor
 from ehrsequencing.prediction.run import Run, saved_audit
 from ehrsequencing.records.moment import Moment
@@ -69,6 +70,8 @@ class TrainedRun(Hinted, Answering, Run):
         horizons: Sequence[str | float] | str | None = None,
         recalibrated: bool = False,
         force: bool = False,
+        journal: str | os.PathLike[str] | None = None,
+        key: str | os.PathLike[str] | None = None,
         facts: dict[str, Any] | None = None,
         progress: bool = True,
     ) -> pd.DataFrame:
@@ -81,6 +84,8 @@ class TrainedRun(Hinted, Answering, Run):
             horizons: As in `["90d", "1y"]`, or numbers of days; default: the task's.
             recalibrated: Whether to use what `ehrseq evaluate --recalibrate` fitted.
             force: Whether to answer even if hardly any code of the data is known to the run.
+            journal: A folder in which these predictions are kept for `monitor`.
+            key: Key of the journal; default: the folder's name with `.key`, beside it.
             facts: What the data's own files do not tell, as in `{"extracted": "2026-03-01"}`.
             progress: Whether to show a bar.
 
@@ -100,11 +105,15 @@ class TrainedRun(Hinted, Answering, Run):
             (400, True)
         """
         moment = Moment(str(at), since)  # a wrong one is refused before the model is loaded
+        refuse_idle({"key": key}, "without a journal", where="predict", when=journal is None)
+        kept = None if journal is None else Journal(Path(journal), key)
         predictor = RiskPredictor(
             self, None if horizons is None else days_of(horizons), recalibrated=recalibrated
         )
         with opened(self, data, facts=facts, show=progress) as records:
-            table = predictions(records, predictor, at=moment, force=force, say=warn_of)
+            table = predictions(
+                records, predictor, at=moment, force=force, journal=kept, say=warn_of
+            )
         return table.to_pandas()
 
     def explain(

@@ -14,7 +14,7 @@ import hashlib
 import hmac
 import os
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -73,11 +73,11 @@ class Journal:
     """
 
     folder: Path
-    key_file: Path | None = None
+    key_file: Path | str | os.PathLike[str] | None = None
     nights: list[Night] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.key_file = self.key_file or self.folder.with_name(f"{self.folder.name}.key")
+        self.key_file = Path(self.key_file or self.folder.with_name(f"{self.folder.name}.key"))
         if Path(os.path.realpath(self.key_file)).is_relative_to(os.path.realpath(self.folder)):
             raise EhrseqError(
                 "the key lies in the journal that it protects",
@@ -142,7 +142,7 @@ class Journal:
 
     @contextmanager
     def writer(
-        self, run: Run, edges_days: Sequence[float], end_us: int, *, recalibrated: bool
+        self, run: Run, end_us: int, *, recalibrated: bool
     ) -> Iterator[Callable[[Risks], None]]:
         """Add a night by what is yielded. Its file appears when everything is written, and not at all after an error.
 
@@ -160,6 +160,7 @@ class Journal:
                 )
             recalibration = run.manifest["files"].get(RECALIBRATION) if recalibrated else None
             version = digest([run.fingerprint, recalibration])
+            edges_days = run.predictor.edges_days
             edges = ",".join(map(repr, map(float, edges_days)))
             values = (self._mark, str(end_us), run.fingerprint, version, edges)
             hazard = pa.list_(pa.float32(), len(run.task.causes) * (len(edges_days) + 1))

@@ -108,9 +108,9 @@ def write_list(
     `strict` there is no list, and page and JSON name nobody, where people or risks differ beyond `limits` or could not
     be compared. Returns the content of the JSON, the comparison with the training people, and what was written.
     """
+    moment = refuse_early(out, data, at, since, overwrite=overwrite)
     stem = re.sub(r"\.(parquet|csv|csv\.gz)$", "", out.name)
     page, content = out.with_name(f"{stem}.html"), out.with_name(f"{stem}.json")
-    moment = refuse_early(out, data, at, since, overwrite=overwrite)
     days = horizons_of(run, horizons_days)
     kept = run.task.horizons[len(run.task.horizons) // 2]  # of the risks that the run keeps
     is_kept = horizons_days is None or kept in days
