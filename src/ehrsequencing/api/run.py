@@ -137,7 +137,7 @@ class TrainedRun(Hinted, Answering, Run):
             subject: The `subject_id`; default: mean effects of each code over up to 1,000 subjects.
             horizon: As in `"1y"`, or a number of days; default: the main one of the report.
             cause: Default: the task's first outcome.
-            kind: Of a subject: `code`, `visit`, `code in visit` (default), `pair`, `since the prediction time before`,
+            kind: Of a subject: `code`, `visit`, `code in visit` (default), `since the prediction time before`,
                 or `all`.
             recalibrated: Whether to use what `ehrseq evaluate --recalibrate` fitted.
             facts: As in `predict`.

@@ -35,7 +35,11 @@ def predict(
     **given: Any,
 ) -> None:
     """Write risk curves for any MEDS data, and beside them a page and a JSON for their owner."""
-    opened, study = open_run(run, "predict", overrides, config, data=data)
+    from ehrsequencing.prediction.prediction_file import refuse_early
+
+    is_over, at, since = given["overwrite"], given["at"], given["since"]
+    refuse_early(out, data, at, since, overwrite=is_over)  # before a model is loaded
+    opened, study = open_run(run, "predict", overrides, config)
     from ehrsequencing.core.durations import days_of
     from ehrsequencing.prediction.journal import Journal
     from ehrsequencing.prediction.predict_outcomes import predict_outcomes
@@ -154,7 +158,7 @@ def explain(
 ) -> None:
     """Show which codes and visits move a risk.
 
-    With --subject: what each code, visit and pair of codes adds to the risk at the subject's last prediction time (the
+    With --subject: what each code and visit adds to the risk at the subject's last prediction time (the
     risk with it minus the risk without it), and what has changed since the prediction time before. Without it: what
     each code adds on average for the subjects who have it, with intervals. These are associations, not causes.
     """
@@ -207,7 +211,6 @@ def _subject_lines(explanation: "Explanation", described: dict[str, str]) -> lis
     for kind, title in (
         ("code", "what each code adds, in all visits"),
         ("visit", "what each visit adds"),
-        ("pair", "what two codes add, and how far that differs from what each adds alone"),
         (
             "since the prediction time before",
             "what has changed since the prediction time before; rows add up",
@@ -227,9 +230,6 @@ def _effect(row: dict[str, Any], risk: float, described: dict[str, str]) -> str:
         name = _named(row["code"], described)
     added = row["change_in_risk"]
     points = f"{_signed(100 * added):>7} points"
-    if row["with_code"]:
-        differs = _signed(100 * row["interaction"])
-        return f"{points}  {name} and {row['with_code']} (differs by {differs})"
     if row["kind"] == "since the prediction time before":
         return f"{points}  {name}"
     return f"{points}: with {name} {risk:.1%}, without {risk - added:.1%}"

@@ -1,9 +1,8 @@
-"""Explanations as tables: one subject's, with attributions beside the effects; and their files."""
+"""Explanations as tables: one subject's; attention weights; and their files."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pc
 import pyarrow.parquet as pq
@@ -13,11 +12,10 @@ from ehrsequencing.core.outputs import EXPLANATION, output_file
 from ehrsequencing.explain.deletions import (
     KINDS,
     Deletion,
-    Effect,
     change,
     deletion,
 )
-from ehrsequencing.explain.record import Edit, Question, SubjectRecord, encode_copies, kept_rows
+from ehrsequencing.explain.record import Question, SubjectRecord
 from ehrsequencing.prediction.prediction_file import with_notes, without_formulas
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.timelines import Timelines
@@ -27,7 +25,6 @@ COLUMNS = pa.schema(
     [
         ("kind", pa.string()),  # one of deletions.KINDS, or CHANGE
         ("code", pa.string()),  # null for a visit, and for time passing
-        ("with_code", pa.string()),  # the second code of a pair
         ("visit", pa.int64()),  # number of the visit within the record, from 0
         ("time", pa.timestamp("us")),  # start of that visit
         ("rows", pa.int64()),  # of the record that were removed
@@ -37,9 +34,6 @@ COLUMNS = pa.schema(
             pa.float64(),
         ),
         ("change_in_log_hazard", pa.float64()),
-        ("interaction", pa.float64()),  # of a pair: the effect of both − the sum of each alone
-        ("interaction_in_log_hazard", pa.float64()),
-        ("attention", pa.float64()),  # importance within a visit, not cause
     ]
 )
 SUFFIXES = (".parquet", ".csv")
@@ -52,7 +46,7 @@ def explain_subject(
     row: int = -1,
     kinds: Sequence[str] = (*KINDS, CHANGE),
 ) -> tuple[Deletion, pa.Table]:
-    """Every effect on one risk, with attention weights beside those of a code in a visit.
+    """Every effect on one risk.
 
     Args:
         question: Cause and horizon.
@@ -66,8 +60,22 @@ def explain_subject(
     """
     row = row % len(record.moments)
     removed = deletion(question, record, row=row, kinds=kinds)
-    attention = _attention(question, record, row) if "code in visit" in kinds else {}
-    rows = [_row(effect, record, attention) for effect in removed.effects]
+
+    def time_of(visit: int | None) -> int | None:
+        return None if visit is None else int(record.visit_us[visit])
+
+    rows = [
+        {
+            "kind": effect.kind,
+            "code": effect.code,
+            "visit": effect.visit,
+            "time": time_of(effect.visit),
+            "rows": effect.count,
+            "change_in_risk": effect.effect,
+            "change_in_log_hazard": effect.log_hazard,
+        }
+        for effect in removed.effects
+    ]
     if CHANGE in kinds and row > 0:
         rows.extend(
             {
@@ -75,66 +83,14 @@ def explain_subject(
                 "code": part.text,
                 "visit": part.visit,
                 "change_in_risk": part.change,
-                "time": None if part.visit is None else int(record.visit_us[part.visit]),
+                "time": time_of(part.visit),
             }
-            for part in change(question, record, row=row).rows
+            for part in change(question, record, row=row)[2]
         )
     return removed, pa.Table.from_pylist(rows, schema=COLUMNS)
 
 
-def _attention(question: Question, record: SubjectRecord, row: int) -> dict[tuple[int, str], float]:
-    """(visit, code) → the weight of its token in the visit's vector; empty where the encoder has no weights."""
-    if not has_attention(question.run):
-        return {}
-    words, names = question.run.vocabulary, tuple(record.code_number)
-    token_of = dict(zip(names, words.base[words.ids(names)].tolist(), strict=True))
-    whole = kept_rows(record, Edit())[None]
-    lines = encode_copies(words, record, whole, np.array([row])).timelines
-    visits = np.repeat(np.arange(record.n_visits), np.diff(lines.visit_offsets)).tolist()
-    weight: dict[tuple[int, int], float] = {}
-    for visit, token, own in zip(
-        visits,
-        words.base[lines.codes].tolist(),
-        attention_weights(question.run, lines).tolist(),
-        strict=True,
-    ):
-        weight[visit, token] = weight.get((visit, token), 0.0) + own
-    return {
-        (visit, code): weight[visit, token_of[code]]
-        for visit, codes in enumerate(record.codes)
-        for code in codes
-        if (visit, token_of[code]) in weight
-    }
-
-
-def _row(
-    effect: Effect, record: SubjectRecord, attention: dict[tuple[int, str], float]
-) -> dict[str, object]:
-    row: dict[str, object] = {
-        "kind": effect.kind,
-        "code": effect.code,
-        "with_code": effect.other,
-        "visit": effect.visit,
-        "time": None if effect.visit is None else int(record.visit_us[effect.visit]),
-        "rows": effect.count,
-        "change_in_risk": effect.effect,
-        "change_in_log_hazard": effect.log_hazard,
-        "interaction": effect.interaction,
-        "interaction_in_log_hazard": effect.log_hazard_interaction,
-    }
-    if effect.kind == "code in visit" and effect.visit is not None and effect.code is not None:
-        row["attention"] = attention.get((effect.visit, effect.code))
-    return row
-
-
 # ---- attention weights -----------------------------------------------------------------------------------------------
-
-
-def has_attention(run: Run) -> bool:
-    """Whether the run's visit encoder weighs the codes of a visit."""
-    model = run.study.model
-    has_weights = model.visit_encoder in ("attention", "bottleneck")
-    return run.study.training.network and model.architecture == "hierarchical" and has_weights
 
 
 def attention_weights(run: Run, timelines: Timelines) -> Floats:
