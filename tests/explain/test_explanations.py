@@ -32,9 +32,10 @@ from ehrsequencing.explain import (
 )
 from ehrsequencing.explain.cohort import OF_RANGE, explain_cohort, newest_numbers, sampled_people, value_effect
 from ehrsequencing.explain.record import encode_copies
-from ehrsequencing.explain.tables import CHANGE, attention_weights
+from ehrsequencing.explain.tables import CHANGE
 from ehrsequencing.prediction.predict import NewRecords
 from ehrsequencing.prediction.run import Run
+from ehrsequencing.predictors.network import code_attention
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from helpers.command_line import ehrseq
@@ -44,7 +45,9 @@ from helpers.explained import record_of_events
 def test_attention_is_a_weight_within_the_visit(runs: dict[str, Run], record: SubjectRecord) -> None:
     kept = np.ones((1, len(record.record.events)), dtype=bool)
     lines = encode_copies(runs["network"].vocabulary, record, kept, np.array([0])).timelines
-    assert attention_weights(runs["network"], lines).sum() == pytest.approx(record.n_visits, abs=1e-4)
+    assert code_attention(runs["network"].model, lines, code_types=runs["network"].code_types).sum() == pytest.approx(
+        record.n_visits, abs=1e-4
+    )
 
 
 def mutant_of_summaries(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,6 @@ from ehrsequencing.api.long_table import main_c
 from ehrsequencing.api.predictions import (
     attention_table,
     draw_subject,
-    explained,
     opened,
     predictions,
     state_table,
@@ -38,6 +37,8 @@ from ehrsequencing.core.outputs import (
 )
 from ehrsequencing.evaluation.results import read_result
 from ehrsequencing.explain import Question
+from ehrsequencing.explain.deletions import OF_PART
+from ehrsequencing.explain.tables import explained
 from ehrsequencing.explorer import ExplorerSettings, collect, write_page
 from ehrsequencing.explorer.collect import Explorer
 from ehrsequencing.prediction.journal import Journal
@@ -170,8 +171,13 @@ class TrainedRun(Hinted, Answering, Run):
                 subject,
                 kind=kind if subject is None else kind or "code in visit",
             )
-        warn_of(explanation.warning)
-        return explanation.table.to_pandas()
+        if explanation.is_part:
+            warn_of(f"warning: {OF_PART}")
+        table = explanation.table.to_pandas()
+        if subject is None or kind == "all":
+            return table
+        known = table.columns[table.notna().any() | table.empty]
+        return table[known.drop("kind")]
 
     def attention(
         self, data: Any, *, subject: int | None = None, facts: dict[str, Any] | None = None

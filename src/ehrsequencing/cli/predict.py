@@ -12,7 +12,7 @@ from ehrsequencing.core.errors import EhrseqError, refuse_idle
 from ehrsequencing.core.signals import keep_freed_memory
 
 if TYPE_CHECKING:
-    from ehrsequencing.api.predictions import Explanation
+    from ehrsequencing.explain.cohort import Explanation
 
 SHOWN = 5  # rows of each table in the terminal
 CODE = 34  # columns of a code in the terminal
@@ -162,12 +162,12 @@ def explain(
     risk with it minus the risk without it), and what has changed since the prediction time before. Without it: what
     each code adds on average for the subjects who have it, with intervals. These are associations, not causes.
     """
-    from ehrsequencing.api.predictions import explained
     from ehrsequencing.core.durations import day_of
     from ehrsequencing.core.files import refuse_overlap
     from ehrsequencing.core.outputs import EXPLANATION, refuse_existing
+    from ehrsequencing.explain.deletions import OF_PART
     from ehrsequencing.explain.record import Question
-    from ehrsequencing.explain.tables import SUFFIXES, write_table
+    from ehrsequencing.explain.tables import SUFFIXES, explained, write_table
     from ehrsequencing.prediction.predict import NewRecords
     from ehrsequencing.prediction.prediction_file import require_suffix
     from ehrsequencing.records.codes import read_descriptions
@@ -186,11 +186,10 @@ def explain(
         records = NewRecords(question.run, data, study.data)
         note(records.require_known(force=False))
         explanation = explained(question, records, subject, subjects=subjects, progress=tick)
-    if explanation.warning:
-        remark(explanation.warning)
+    if explanation.is_part:
+        warn(OF_PART)
     show = _cohort_lines if subject is None else _subject_lines
-    for line in show(explanation, read_descriptions(data)):
-        say(line)
+    say("\n".join(show(explanation, question.text, read_descriptions(data))))
     say("An effect is an association in the model, not the effect of a treatment.")
     if out is not None:
         write_table(explanation.table, out, overwrite=overwrite)
@@ -199,15 +198,13 @@ def explain(
         "question": question.text,
         "rows": explanation.table.num_rows,
     }
-    result |= {} if explanation.subjects is None else {"subjects": explanation.subjects}
+    result |= {} if subject is not None else {"subjects": explanation.subjects}
     then = ["predict", run, data, "--at", opened.task.index.moment]
     finish(wrote={"table": out}, then=then, result=result)
 
 
-def _subject_lines(explanation: "Explanation", described: dict[str, str]) -> list[str]:
-    lines = [
-        f"risk of {explanation.question}: {explanation.risk:.1%}, after {explanation.visits} visits"
-    ]
+def _subject_lines(explanation: "Explanation", asked: str, described: dict[str, str]) -> list[str]:
+    lines = [f"risk of {asked}: {explanation.risk:.1%}, after {explanation.visits} visits"]
     for kind, title in (
         ("code", "what each code adds, in all visits"),
         ("visit", "what each visit adds"),
@@ -245,9 +242,9 @@ def _signed(points: float) -> str:
     return f"{points:+.2f}".replace("-", "\N{MINUS SIGN}")
 
 
-def _cohort_lines(explanation: "Explanation", described: dict[str, str]) -> list[str]:
+def _cohort_lines(explanation: "Explanation", asked: str, described: dict[str, str]) -> list[str]:
     lines = [
-        f"risk of {explanation.question}: {explanation.risk:.1%} on average over {explanation.subjects:,} subjects,"
+        f"risk of {asked}: {explanation.risk:.1%} on average over {explanation.subjects:,} subjects,"
         " at their last prediction times",
         "",
         f"{'code':<{CODE}}  carriers  adds (points)  95 % interval     raises it for",

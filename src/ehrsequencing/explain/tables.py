@@ -1,24 +1,19 @@
-"""Explanations as tables: one subject's; attention weights; and their files."""
+"""Explanations as tables, of one subject or of a cohort; and their files."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.csv as pc
 import pyarrow.parquet as pq
 
-from ehrsequencing.core.arrays import Floats
+from ehrsequencing.core.errors import refuse_idle, refuse_unknown
 from ehrsequencing.core.outputs import EXPLANATION, output_file
-from ehrsequencing.explain.deletions import (
-    KINDS,
-    Deletion,
-    change,
-    deletion,
-)
-from ehrsequencing.explain.record import Question, SubjectRecord
+from ehrsequencing.explain.cohort import Explanation, explain_cohort
+from ehrsequencing.explain.deletions import KINDS, change, deletion
+from ehrsequencing.explain.record import Question, subject_record
+from ehrsequencing.prediction.predict import NewRecords
 from ehrsequencing.prediction.prediction_file import with_notes, without_formulas
-from ehrsequencing.prediction.run import Run
-from ehrsequencing.records.timelines import Timelines
 
 CHANGE = "since the prediction time before"  # the kind of the rows that add up
 COLUMNS = pa.schema(
@@ -39,65 +34,61 @@ COLUMNS = pa.schema(
 SUFFIXES = (".parquet", ".csv")
 
 
-def explain_subject(
+def explained(
     question: Question,
-    record: SubjectRecord,
+    records: NewRecords,
+    subject: int | None,
     *,
-    row: int = -1,
-    kinds: Sequence[str] = (*KINDS, CHANGE),
-) -> tuple[Deletion, pa.Table]:
-    """Every effect on one risk.
+    kind: str | None = None,
+    subjects: int | None = None,
+    progress: Callable[[int, int], None] = lambda done, todo: None,
+) -> Explanation:
+    """The effects on a subject's last risk, of one kind or of all, or the mean effects on those of a cohort.
 
     Args:
         question: Cause and horizon.
-        record: The subject.
-        row: Which prediction time, by its number; default: the last.
-        kinds: Some of `deletions.KINDS`, and `CHANGE` for the rows that add up to the change since the prediction time
-            before.
+        records: The data.
+        subject: One subject; None: the cohort.
+        kind: One of `deletions.KINDS`, `CHANGE` for the parts that add up to the change since the prediction time
+            before, or `all`.
+        subjects: Of a cohort, at most so many.
+        progress: Called with the number of subjects done and to do.
 
     Returns:
-        The effects, and a table with the columns of `COLUMNS`, sorted by kind and size.
+        A table with the columns of `COLUMNS`, sorted by kind and size, or with those of `COHORT_COLUMNS`.
+
+    Raises:
+        EhrseqError: There is no such kind or subject, nobody has a prediction time, or an argument would do nothing.
     """
-    row = row % len(record.moments)
-    removed = deletion(question, record, row=row, kinds=kinds)
-
-    def time_of(visit: int | None) -> int | None:
-        return None if visit is None else int(record.visit_us[visit])
-
-    rows = [
+    if subject is None:
+        refuse_idle({"kind": kind}, "without a subject", where="explain")
+        return explain_cohort(question, records, subjects=subjects or 1000, progress=progress)
+    refuse_idle({"subjects": subjects}, "beside a subject", where="explain")
+    every, kind = (*KINDS, CHANGE), kind or "all"
+    refuse_unknown("kind", [kind], (*every, "all"))
+    kinds = every if kind == "all" else (kind,)
+    record = subject_record(records, subject)
+    removed = deletion(question, record, kinds=kinds)
+    rows: list[dict[str, object]] = [
         {
             "kind": effect.kind,
             "code": effect.code,
             "visit": effect.visit,
-            "time": time_of(effect.visit),
             "rows": effect.count,
             "change_in_risk": effect.effect,
             "change_in_log_hazard": effect.log_hazard,
         }
         for effect in removed.effects
     ]
-    if CHANGE in kinds and row > 0:
-        rows.extend(
-            {
-                "kind": CHANGE,
-                "code": part.text,
-                "visit": part.visit,
-                "change_in_risk": part.change,
-                "time": time_of(part.visit),
-            }
-            for part in change(question, record, row=row)[2]
-        )
-    return removed, pa.Table.from_pylist(rows, schema=COLUMNS)
-
-
-# ---- attention weights -----------------------------------------------------------------------------------------------
-
-
-def attention_weights(run: Run, timelines: Timelines) -> Floats:
-    """The weight (K,) of every code in its visit's vector; see `SurvivalModel.code_attention`."""
-    from ehrsequencing.predictors.network import code_attention
-
-    return code_attention(run.model, timelines, code_types=run.code_types)
+    if CHANGE in kinds and len(record.moments) > 1:
+        rows += [
+            {"kind": CHANGE, "code": part.text, "visit": part.visit, "change_in_risk": part.change}
+            for part in change(question, record)[2]
+        ]
+    starts: dict[object, int] = dict(enumerate(record.visit_us.tolist()))
+    timed = [row | {"time": starts.get(row["visit"])} for row in rows]
+    table = pa.Table.from_pylist(timed, schema=COLUMNS)
+    return Explanation(removed.risk, table, removed.is_part, visits=record.visits_before[-1])
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
