@@ -216,7 +216,7 @@ def compare(
 def _ablate(
     sets: list[Path], asked: str, out: Path, *, task: str | None, seeds: int | None
 ) -> None:
-    from ehrsequencing.api.ablate import RESULT, ablate
+    from ehrsequencing.api.study import ABLATION, ablate
     from ehrsequencing.records.prepared import Prepared
 
     setting, _, values = asked.partition("=")
@@ -226,7 +226,7 @@ def _ablate(
             where="--ablate",
             fix="write ehrseq compare PREPARED --ablate SETTING=ONE,OTHER --out DIR",
         )
-    table, result = ablate(
+    found = ablate(
         Prepared(sets[0]),
         setting,
         values.split(","),
@@ -236,8 +236,11 @@ def _ablate(
         progress=shown(),
         say=note,
     )
-    say(table.to_string(float_format=lambda value: f"{value:.4f}"))
-    finish(wrote={"table": out / RESULT}, then=f"read {out / RESULT}", result=result)
+    say(str(found.means()))
+    say(f"\n{values.partition(',')[0]} minus each other value, seed by seed")
+    say(found.paired.to_string(float_format=lambda value: f"{value:.4f}"))
+    table = out / ABLATION
+    finish(wrote={"table": table}, then=f"read {table}", result={"runs": found.runs()})
 
 
 def _pool(files: list[Path], out: Path, *, overwrite: bool) -> None:
