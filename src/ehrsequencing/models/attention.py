@@ -165,8 +165,12 @@ class _Blocks:
             block if block.mask is None else replace(block, mask=to_device(block.mask, device))
             for block in self.blocks
         )
-        rows = (torch.cat(self.query_rows), torch.cat(self.key_rows), self.answer_slot)
-        return AttentionPlan(*(to_device(x, device) for x in rows), tuple(blocks))
+        return AttentionPlan(
+            to_device(torch.cat(self.query_rows), device),
+            to_device(torch.cat(self.key_rows), device),
+            to_device(self.answer_slot, device),
+            tuple(blocks),
+        )
 
 
 class _OverTime(_Blocks):
