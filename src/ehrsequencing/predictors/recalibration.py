@@ -3,9 +3,8 @@
     log λ'_{e,k} = a_{e,k} + b_{e,k} · log λ_{e,k}
 
 Recalibrated hazards are hazards again: survival and all cumulative incidences still sum to one, which they would not if
-each risk were shifted on its own. The fit has two uses. Training ends with it, on all prediction times of the tuning
-split, and folds the result into the head. `ehrseq evaluate --recalibrate` fits it at landmarks and keeps it apart
-(`predictor.Recalibrated`).
+each risk were shifted on its own. Training ends with it, on all prediction times of the tuning split, and folds
+the result into the head; `ehrseq update` keeps its own apart (`predictor.Recalibrated`).
 """
 
 from collections.abc import Sequence
