@@ -31,16 +31,15 @@ from ehrsequencing.evaluation.score import score
 from ehrsequencing.models.ensemble import Ensemble
 from ehrsequencing.prediction.predict import predict
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.predictors import features, history, stack
-from ehrsequencing.predictors.blend import ARRAYS_FILE, BLEND_FILE, Blend
+from ehrsequencing.predictors import blend as room, features, history
+from ehrsequencing.predictors.blend import ARRAYS_FILE, BLEND_FILE, Blend, folds_of
 from ehrsequencing.predictors.boosted import BoostedVisits
+from ehrsequencing.predictors.cox import LandmarkCox
 from ehrsequencing.predictors.fit import FOLDS
 from ehrsequencing.predictors.fitting_data import FittingData
 from ehrsequencing.predictors.history import FeatureSpec, history_features
-from ehrsequencing.predictors.landmark_cox import LandmarkCox
 from ehrsequencing.predictors.network import Network, network as as_predictor
 from ehrsequencing.predictors.recalibration import fit_recalibration
-from ehrsequencing.predictors.stack import folds_of
 from ehrsequencing.predictors.weights import BlendRows, BlendWeights, blended_hazards, fit_weights
 from ehrsequencing.records.hazards import cumulative_incidence
 from ehrsequencing.records.prepared import Prepared
@@ -102,15 +101,15 @@ def test_weights_are_those_of_out_of_fold_answers_and_of_tuning_people(
     assert blend is not None
     data, causes, tuning = plan.fitting_data(), len(plan.task.causes), plan.tuning
     rows = []
-    for fold in folds_of(np.diff(plan.train.rows.row_offsets), folds=stack.FOLDS, seed=data.seed):
+    for fold in folds_of(np.diff(plan.train.rows.row_offsets), folds=room.FOLDS, seed=data.seed):
         others = data.without(fold)
-        rows += stack.blend_rows([BoostedVisits.fit(others), LandmarkCox(others)], plan.train.take(fold), fold)
-    assert len(rows) == stack.FOLDS
+        rows += room.blend_rows([BoostedVisits.fit(others), LandmarkCox(others)], plan.train.take(fold), fold)
+    assert len(rows) == room.FOLDS
     of_two = fit_weights(BlendRows.joined(rows), n_causes=causes)
     np.testing.assert_allclose(blend.stacked.weights.value, of_two.value, atol=1e-9)
     everybody = np.arange(len(plan.train.timelines))
     seen = fit_weights(
-        BlendRows.joined(stack.blend_rows([blend.boosted, blend.cox], plan.train, everybody)), n_causes=causes
+        BlendRows.joined(room.blend_rows([blend.boosted, blend.cox], plan.train, everybody)), n_causes=causes
     )  # the mutant: of people whom the parts have seen
     assert np.abs(seen.value - of_two.value).max() > 0.01
 
