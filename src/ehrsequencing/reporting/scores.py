@@ -218,11 +218,11 @@ def cause_verdict(table: Scores, cause: str, shown: Shown) -> Case:
 
     Returns:
         `rank` is `too few` (nothing can be concluded), `undefined`, `worse than chance`, `chance`, `unclear` (the
-        interval holds both .5 and .7), `poor` (C below .6), `moderate` (below .7), `good` (below .8) or `very good`; `risks` is `agree`, `too low`, `too high`,
-        `off` (right on the whole, and yet miscalibrated: `misfits` says by what), `near` (the interval excludes 1,
-        O/E is within .9 and 1.1) or `unknown`; `rival_oe` is the strongest baseline's O/E where it is as far off;
-        `error` is `smaller`, `same`, `larger` or `unknown`, beside giving everyone the average risk. `state` is `fails`
-        (not to be used for this cause), `mixed` or `holds`.
+        interval holds both .5 and .7), `poor` (C below .6), `moderate` (below .7), `good` (below .8) or `very good`;
+        `risks` is `agree`, `too low`, `too high`, `off` (right on the whole, and yet miscalibrated: `misfits` says by
+        what), `near` (the interval excludes 1, O/E is within .9 and 1.1) or `unknown`; `rival_oe` is the strongest
+        baseline's O/E where it is as far off; `error` is `smaller`, `same`, `larger` or `unknown`, beside giving
+        everyone the average risk. `state` is `fails` (not to be used for this cause), `mixed` or `holds`.
     """
     landmark, horizon = table.main()
     rows = {
