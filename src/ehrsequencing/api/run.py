@@ -69,7 +69,6 @@ class TrainedRun(Hinted, Answering, Run):
         at: str = "last",
         since: str | None = None,
         horizons: Sequence[str | float] | str | None = None,
-        recalibrated: bool = False,
         force: bool = False,
         journal: str | os.PathLike[str] | None = None,
         key: str | os.PathLike[str] | None = None,
@@ -83,7 +82,6 @@ class TrainedRun(Hinted, Answering, Run):
             at: As of `ehrseq predict --at`: `last`, `all`, `index`, `every-index`, or a date ("as of that day").
             since: Only people whose index is so recent: `14d` before the data's end or the date of `at`, or a date.
             horizons: As in `["90d", "1y"]`, or numbers of days; default: the task's.
-            recalibrated: Whether to use what `ehrseq evaluate --recalibrate` fitted.
             force: Whether to answer even if hardly any code of the data is known to the run.
             journal: A folder in which these predictions are kept for `monitor`.
             key: Key of the journal; default: the folder's name with `.key`, beside it.
@@ -108,9 +106,7 @@ class TrainedRun(Hinted, Answering, Run):
         moment = Moment(str(at), since)  # a wrong one is refused before the model is loaded
         refuse_idle({"key": key}, "without a journal", where="predict", when=journal is None)
         kept = None if journal is None else Journal(Path(journal), key)
-        predictor = RiskPredictor(
-            self, None if horizons is None else days_of(horizons), recalibrated=recalibrated
-        )
+        predictor = RiskPredictor(self, None if horizons is None else days_of(horizons))
         with opened(self, data, facts=facts, show=progress) as records:
             table = predictions(
                 records, predictor, at=moment, force=force, journal=kept, say=warn_of
@@ -125,7 +121,6 @@ class TrainedRun(Hinted, Answering, Run):
         horizon: str | float | None = None,
         cause: str | None = None,
         kind: str | None = None,
-        recalibrated: bool = False,
         facts: dict[str, Any] | None = None,
         progress: bool = True,
     ) -> pd.DataFrame:
@@ -140,7 +135,6 @@ class TrainedRun(Hinted, Answering, Run):
             cause: Default: the task's first outcome.
             kind: Of a subject: `code`, `visit`, `code in visit` (default), `since the prediction time before`,
                 or `all`.
-            recalibrated: Whether to use what `ehrseq evaluate --recalibrate` fitted.
             facts: As in `predict`.
             progress: Whether to show a bar.
 
@@ -162,7 +156,6 @@ class TrainedRun(Hinted, Answering, Run):
             self,
             cause=cause,
             horizon_days=None if horizon is None else day_of(horizon),
-            recalibrated=recalibrated,
         )
         with opened(self, data, facts=facts, show=progress, label="explaining") as records:
             explanation = explained(
@@ -284,7 +277,6 @@ class TrainedRun(Hinted, Answering, Run):
         subjects: int = 10_000,
         fewest: int = 11,
         what_if: bool = True,
-        recalibrated: bool = False,
         megabytes: float = 15.0,
         force: bool = False,
         facts: DataConfig | Mapping[str, Any] | None = None,
@@ -300,7 +292,6 @@ class TrainedRun(Hinted, Answering, Run):
             subjects: At most so many, drawn at random.
             fewest: Codes that fewer patients have are shown as "rare code".
             what_if: Whether each code and each visit is struck in advance.
-            recalibrated: As in `predict`.
             megabytes: Above it, what-if answers are those of the latest prediction only.
             force: As in `predict`.
             facts: As in `predict`.
@@ -324,7 +315,6 @@ class TrainedRun(Hinted, Answering, Run):
             fewest=fewest,
             what_if=what_if,
             megabytes=megabytes,
-            recalibrated=recalibrated,
         )
         refuse_existing(page, EXPLORER, overwrite=overwrite)
         with meds_folder(data) as folder, bar("exploring", show=progress) as tick:

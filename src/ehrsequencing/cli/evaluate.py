@@ -32,7 +32,6 @@ def evaluate(
     overrides: Sequence[str] | None,
     config: Path | None,
     baselines: str | None,
-    recalibrate: bool,
     redraw: bool,
     **given: Any,
 ) -> None:
@@ -42,7 +41,6 @@ def evaluate(
     """
     keep_freed_memory()
     settings = _with_baselines(overrides, baselines)
-    settings += ["evaluation.recalibrate=true"] if recalibrate else []
     walk = given["walk"]
     external = data is not None and given["splits"] is None and walk is None
     command = "evaluate --data" if external else "evaluate"

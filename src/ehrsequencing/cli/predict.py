@@ -25,7 +25,6 @@ def predict(
     overrides: Sequence[str] | None,
     config: Path | None,
     horizons: str | None,
-    recalibrated: bool,
     outcome: Sequence[str] | None,
     top: int | None,
     journal: Path | None,
@@ -49,7 +48,7 @@ def predict(
     given |= {"horizons_days": days, "facts": study.data, "say": remark}
     if outcome or top is not None:
         refuse_idle(
-            {"--recalibrated": recalibrated, "--strict": strict, "--threshold": threshold},
+            {"--strict": strict, "--threshold": threshold},
             "beside --outcome and --top: it is for the task's causes",
             where="ehrseq predict",
         )
@@ -64,7 +63,7 @@ def predict(
         return
     refuse_idle({"--key": key}, "without --journal", where="ehrseq predict", when=journal is None)
     given |= {"limits": study.drift, "threshold": threshold, "strict": strict}
-    given |= {"recalibrated": recalibrated, "journal": journal and Journal(journal, key)}
+    given["journal"] = journal and Journal(journal, key)
     with bar("predicting") as tick:
         found, unlike, wrote = write_list(opened, data, out, progress=tick, **given)
     times = sum(found["prediction_times"].values())
@@ -153,7 +152,6 @@ def explain(
     subjects: int | None,
     horizon: str | None,
     cause: str | None,
-    recalibrated: bool,
     overwrite: bool,
 ) -> None:
     """Show which codes and visits move a risk.
@@ -181,7 +179,7 @@ def explain(
         require_suffix(out, SUFFIXES, what="tables")
     days = None if horizon is None else day_of(horizon, where="--horizon")
     opened, study = open_run(run, "explain", overrides, config, data=data)
-    question = Question.for_run(opened, cause=cause, horizon_days=days, recalibrated=recalibrated)
+    question = Question.for_run(opened, cause=cause, horizon_days=days)
     with bar("explaining") as tick:
         records = NewRecords(question.run, data, study.data)
         note(records.require_known(force=False))

@@ -19,7 +19,6 @@ def serve(
     token: str | None,
     allow_host: Sequence[str] | None,
     stale: str,
-    recalibrated: bool,
     max_body: int,
     max_rows: int,
     max_visits: int,
@@ -66,7 +65,7 @@ def serve(
         from ehrsequencing.explorer import ExplorerSettings, collect, page as page_of
         from ehrsequencing.prediction.predict import NewRecords
 
-        settings = ExplorerSettings(what_if=what_if, recalibrated=recalibrated)
+        settings = ExplorerSettings(what_if=what_if)
         with bar("reading the patients") as tick:
             records = NewRecords(opened, data)
             return page_of(collect(records, settings, force=force, progress=tick, say=note))
@@ -83,7 +82,6 @@ def serve(
         data,
         token=token,
         names=tuple(allow_host or ()),
-        recalibrated=recalibrated,
         limits=limits,
         explorer=explorer,
         on_start=on_start,

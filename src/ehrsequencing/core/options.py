@@ -65,9 +65,6 @@ OVERWRITE = Option(
     False,
 )
 PREPARED = Option(Path, "What ehrseq prepare made", ..., is_word=True)
-RECALIBRATED = Option(
-    bool, "Apply the recalibration that ehrseq evaluate --recalibrate fitted", False
-)
 RESUME = Option(bool, "Continue after an interruption", False)
 RUN = Option(Path, "What ehrseq train made", ..., is_word=True)
 SPLIT = Option(str, "train, tuning or held_out", "held_out", choices=SPLITS, is_rare=True)
@@ -204,9 +201,6 @@ OPTIONS: dict[str, dict[str, Option]] = {
         ),
         "out": Option(Path, "With --data: folder to make [RUN/external-NAME]"),
         "overwrite": OVERWRITE,
-        "recalibrate": Option(
-            bool, "Fit a recalibration on the tuning split and report its effect", False
-        ),
         "splits": Option(int, "Also train and evaluate on this many random 80/20 splits"),
         "split_seed": Option(int, "Seed of the first of the --splits [1234]", is_rare=True),
         "walk": Option(
@@ -237,7 +231,6 @@ OPTIONS: dict[str, dict[str, Option]] = {
             names=("--since", "--within"),
         ),
         "horizons": Option(str, "As in 90d,2y; default: the task's"),
-        "recalibrated": RECALIBRATED,
         "outcome": Option(
             list[str],
             "A code or pattern of the run's outcomes (docs/outcomes.md); may be repeated",
@@ -280,7 +273,6 @@ OPTIONS: dict[str, dict[str, Option]] = {
         "out": Option(Path, "File for the whole table: .parquet or .csv"),
         "overwrite": OVERWRITE,
         "subjects": Option(int, "Subjects of the cohort at most [1000]", least=1, is_rare=True),
-        "recalibrated": RECALIBRATED,
         "config": CONFIG,
     },
     "explore": {
@@ -310,7 +302,6 @@ OPTIONS: dict[str, dict[str, Option]] = {
             least=0.1,
             is_rare=True,
         ),
-        "recalibrated": RECALIBRATED,
         "force": FORCE,
         "config": CONFIG,
     },
@@ -366,7 +357,6 @@ OPTIONS: dict[str, dict[str, Option]] = {
             is_rare=True,
         ),
         "stale": Option(str, "A card gives no risk where the newest row is older", "1y"),
-        "recalibrated": RECALIBRATED,
         "max_body": Option(int, "Largest request, in MiB", 16, least=1, most=1024, is_rare=True),
         "max_rows": Option(
             int, "Most rows of a record, and half the JSON objects", 20_000, least=1, is_rare=True

@@ -31,19 +31,18 @@ from ehrsequencing.core.arrays import Ints, hash_u64
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import (
     atomic_path,
-    digest,
     disk_errors,
     locked,
     write_bytes,
 )
 from ehrsequencing.core.outputs import JOURNAL
 from ehrsequencing.prediction.prediction_file import Risks, with_notes
-from ehrsequencing.prediction.run import RECALIBRATION, Run
+from ehrsequencing.prediction.run import Run
 
 ID_DIGITS = 24
 _PERSON = pa.binary(ID_DIGITS)
 _TIMES = ("prediction_time", "index_time", "known_time")
-_NOTES = ("key", "known", "run", "version_of_run", "edges")  # of a night's file
+_NOTES = ("key", "known", "run", "edges")  # of a night's file
 _WAIT = 600.0  # seconds for another writer
 Persons = NDArray[np.bytes_]
 Hashes = NDArray[np.uint64]
@@ -56,7 +55,6 @@ class Night:
     path: Path
     known_us: int
     run: str  # its fingerprint
-    version: str  # of the run and its recalibration
     edges_days: tuple[float, ...]
 
 
@@ -96,7 +94,7 @@ class Journal:
             notes = {k.decode(): v.decode() for k, v in pq.read_schema(path).metadata.items()}
             of = {name: notes[f"ehrsequencing.{name}"] for name in _NOTES}
             edges = tuple(map(float, of["edges"].split(",")))
-            night = Night(path, int(of["known"]), of["run"], of["version_of_run"], edges)
+            night = Night(path, int(of["known"]), of["run"], edges)
         except (OSError, pa.ArrowException, ValueError, KeyError, AttributeError) as error:
             raise EhrseqError(
                 "is damaged, or no night of a journal",
@@ -127,7 +125,7 @@ class Journal:
     def rows(self, version: str, persons: Persons) -> dict[str, Any]:
         """The predictions of one version of a run for some persons, as arrays by column."""
         wanted = pa.array(persons.tolist(), _PERSON)
-        tables = (pq.read_table(night.path) for night in self.nights if night.version == version)
+        tables = (pq.read_table(night.path) for night in self.nights if night.run == version)
         kept = [one.filter(pc.is_in(one["person"], value_set=wanted)) for one in tables]
         table = pa.concat_tables(kept).combine_chunks()
         width, hazard = (
@@ -141,9 +139,7 @@ class Journal:
         }
 
     @contextmanager
-    def writer(
-        self, run: Run, end_us: int, *, recalibrated: bool
-    ) -> Iterator[Callable[[Risks], None]]:
+    def writer(self, run: Run, end_us: int) -> Iterator[Callable[[Risks], None]]:
         """Add a night by what is yielded. Its file appears when everything is written, and not at all after an error.
 
         Raises:
@@ -158,11 +154,9 @@ class Journal:
                     fix="predict for newer records, or leave out --journal; "
                     "dates that are shifted must be shifted alike every night",
                 )
-            recalibration = run.manifest["files"].get(RECALIBRATION) if recalibrated else None
-            version = digest([run.fingerprint, recalibration])
             edges_days = run.predictor.edges_days
             edges = ",".join(map(repr, map(float, edges_days)))
-            values = (self._mark, str(end_us), run.fingerprint, version, edges)
+            values = (self._mark, str(end_us), run.fingerprint, edges)
             hazard = pa.list_(pa.float32(), len(run.task.causes) * (len(edges_days) + 1))
             times = [(name, pa.timestamp("us")) for name in _TIMES]
             schema = with_notes(
@@ -176,7 +170,7 @@ class Journal:
                 atomic_path(path, owner_only=True) as temporary,
                 pq.ParquetWriter(temporary, schema) as file,
             ):
-                yield partial(self._add, file, schema, end_us, self._known(version))
+                yield partial(self._add, file, schema, end_us, self._known(run.fingerprint))
 
     def _add(self, file: Any, schema: pa.Schema, end_us: int, known: Hashes, risks: Risks) -> None:
         """Append predictions, which hold hazards and indexes, to a night's file; those that are known are left out."""
@@ -197,7 +191,7 @@ class Journal:
         """(n,) sorted hashes of the predictions that this version has journalled: 8 bytes each."""
         parts = [np.zeros(0, np.uint64)]
         for night in self.nights:
-            if night.version == version:
+            if night.run == version:
                 table = pq.read_table(night.path, columns=["person", "prediction_time"])
                 called = _persons(table)
                 parts.append(_hashes(called, table["prediction_time"].cast(pa.int64()).to_numpy()))
