@@ -389,6 +389,8 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Case | str]]] = {
             "since": ({}, {"since": "1d"}),
             "horizons": ({}, {"horizons": "30d"}),
             "force": ({"data": "../strange"}, {"force": True}),
+            "journal": ({}, {"journal": "nights"}),
+            "key": ({"journal": "nights"}, {"key": "other"}),
             "facts": ({}, {"facts": {"extracted": "2009-01-01"}}),
             "progress": SILENT["progress"],
         },
