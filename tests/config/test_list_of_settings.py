@@ -8,7 +8,7 @@ SETTINGS = {
     "data.dialect": "subject_id time code numeric_value birth death time_zone",
     "visits": "by window gap column ignore dates",
     "values": "mode bins missing units carry",
-    "vocabulary": "min_subjects rollup",
+    "vocabulary": "min_subjects",
     "splits": "by train tuning seed from_date column held_out_sites",
     "task": "name outcome title competing horizons main landmarks blanking same_day recurrent episodes",
     "task.index": "code which after first_visit age date file cohort_id",

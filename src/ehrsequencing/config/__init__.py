@@ -18,21 +18,19 @@ from ehrsequencing.config.files import (
 )
 from ehrsequencing.config.importing import ImportConfig, load_import
 from ehrsequencing.config.model import ModelConfig, ModelSettings, ModelShape
-from ehrsequencing.config.records import (
+from ehrsequencing.config.study import (
     DataConfig,
     DialectConfig,
-    SplitsConfig,
-    ValuesConfig,
-    VisitsConfig,
-    VocabularyConfig,
-)
-from ehrsequencing.config.study import (
     DriftConfig,
     EvaluationConfig,
     PretrainingConfig,
+    SplitsConfig,
     StudyConfig,
     TrainingConfig,
     TransferConfig,
+    ValuesConfig,
+    VisitsConfig,
+    VocabularyConfig,
 )
 from ehrsequencing.config.task import (
     CensoringConfig,

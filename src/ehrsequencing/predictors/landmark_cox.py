@@ -8,11 +8,11 @@ from functools import partial
 import numpy as np
 
 from ehrsequencing.core.arrays import Floats, Floats32, Ints
+from ehrsequencing.metrics.hazards import cohort_hazards, horizon_nll
 from ehrsequencing.predictors.cox import CoxFit, CoxRows, choose_ridge
 from ehrsequencing.predictors.features import LinearDesign, feature_range
 from ehrsequencing.predictors.fitting_data import FittingData
 from ehrsequencing.predictors.of_history import OfHistory
-from ehrsequencing.records.hazards import cohort_hazards, horizon_nll
 from ehrsequencing.records.timelines import TaskRows
 from ehrsequencing.records.vocabulary import Vocabulary
 

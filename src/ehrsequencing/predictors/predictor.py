@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ehrsequencing.core import arrays
 from ehrsequencing.core.arrays import Floats, Floats32, scratch
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.records.hazards import cumulative_incidence, horizon_nll
+from ehrsequencing.metrics.hazards import cumulative_incidence, horizon_nll
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
 
 __all__ = ["Predictor", "in_parts"]

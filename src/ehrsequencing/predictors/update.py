@@ -15,8 +15,8 @@ from scipy.special import chdtrc
 
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.disclosure import SMALLEST_COUNT
+from ehrsequencing.metrics.hazards import event_bin, exposure
 from ehrsequencing.predictors.recalibration import fit_hazards, inverse, scores_of_subjects
-from ehrsequencing.records.hazards import event_bin, exposure
 
 METHODS = ("none", "level", "level and slope")
 FEWEST_EVENTS = (0, SMALLEST_COUNT, 50)  # people with the event that each method needs

@@ -61,7 +61,7 @@ def _visit_tokens(
         events: A shard's events.
         event: (m,) rows of the visits' events, ordered by visit, then time.
         visit: (m,) visit of each.
-        vocabulary: Tokens, scales and roll-up.
+        vocabulary: Tokens and scales.
 
     Returns:
         (t,) visit of each token, (t,) token ids, (t, 2) numbers.
@@ -88,8 +88,6 @@ def encode_events(events: Events, chosen: Ints, vocabulary: Vocabulary) -> tuple
     code, value = events.code[chosen], events.value[chosen]
     if not len(code):
         return np.zeros(0, np.int32), np.zeros((0, 2), np.float32)
-    if vocabulary.rollup:
-        value = np.where(vocabulary.keeps_number(events.codes)[code], value, np.float32(np.nan))
     return vocabulary.encode_values(vocabulary.ids(events.codes)[code], value)
 
 
@@ -173,7 +171,6 @@ def _carry(
     event = event[np.flatnonzero(events.time_us[event] <= last_us[record.subject[event]])]
     token = vocabulary.ids(events.codes)
     has_summary = vocabulary.summary_tokens[token, 0] >= 0
-    has_summary &= vocabulary.keeps_number(events.codes)
     event = event[np.flatnonzero(has_summary[events.code[event]])]
     query, token, numbers = summarise(
         record.subject[event],

@@ -40,8 +40,8 @@ from ehrsequencing.records.events import (
     opens_run,
     parse_date_us,
 )
-from ehrsequencing.records.numbers import canonical_unit
 from ehrsequencing.records.parquet_rows import are_named, check_schemas, read_events
+from ehrsequencing.records.scales import canonical_unit
 
 __all__ = ["MedsReader"]
 

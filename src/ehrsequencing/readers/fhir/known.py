@@ -1,10 +1,21 @@
-"""What the mapping of FHIR gives, a `Row`, and what it needs to know besides the resource, `Known`."""
+"""What the mapping of FHIR gives, a `Row`, and what resources say of others: `Known`, records of one person, bills."""
 
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ehrsequencing.readers.fhir.elements import Coded, referred
-from ehrsequencing.readers.rows import Role
+from ehrsequencing.readers.fhir.elements import (
+    Coded,
+    Resource,
+    referred,
+    referred_id,
+    text,
+    texts,
+    walk,
+)
+from ehrsequencing.readers.rows import TERMS, Role
 
 MOST_ABOVE = 20  # stays of which one is part, one in another; a longer chain counts as a circle
 UNCODED = "FHIR//0//"  # the code of a concept with a text only is this and the resource's type
@@ -87,3 +98,155 @@ class Known:
             path.append(self.wholes[path[-1]])
         is_same = any(kind in self.classes.get(above, ()) for above in path[1:])
         return is_same and path[-1] not in self.wholes
+
+
+# ---- which records of patients are of one person, and which bills replace others ----
+_TERMS = TERMS["fhir"]["identity"]
+
+
+class Record(NamedTuple):
+    """A patient's record."""
+
+    birth: str | None
+    sex: str | None
+    numbers: tuple[tuple[str, str], ...]  # record numbers, with the system of each
+
+
+def record_of(resource: Resource) -> Record:
+    """What a Patient says of who it is."""
+    numbers = tuple(
+        (text(one, "system") or "", value)
+        for one in walk(resource, "identifier")
+        if _TERMS["record_number"] in texts(one, "type.coding.code")
+        and (value := text(one, "value"))
+        and not re.fullmatch(_TERMS["placeholder"], value.lower())
+    )
+    return Record(text(resource, "birthDate"), text(resource, "gender"), numbers)
+
+
+def linked_records(resource: Resource, kind: str, own: str) -> Iterator[tuple[str, str, str]]:
+    """Pairs of records that a Patient or a Person links, with the type of the link."""
+    if kind == "Patient":
+        for link in walk(resource, "link"):
+            other, type_ = referred_id(link, "other", "Patient"), text(link, "type")
+            if other is not None and type_ == "replaces":
+                yield other, own, "replaced-by"
+            elif other is not None and type_ in ("replaced-by", "seealso", "refer"):
+                yield own, other, type_
+    else:
+        sure = [
+            target
+            for link in walk(resource, "link")
+            if text(link, "assurance") in _TERMS["assured"]
+            and (target := referred_id(link, "target", "Patient")) is not None
+        ]
+        for other in sure[1:]:
+            yield sure[0], other, "seealso"
+
+
+def join_records(
+    records: dict[str, Record], links: Iterable[tuple[str, str, str]]
+) -> tuple[dict[str, str], set[str], dict[str, int]]:
+    """Join the records of each person.
+
+    Records with one number are joined where birth and sex are known and equal and at most three share it.
+
+    Returns:
+        Record → the record that stands for it, without those that stand for themselves; the records that must not be
+        used any more; and how many people have more than five records, and records share a number that are not joined.
+    """
+    links = [link for link in links if link[0] in records and link[1] in records]
+    superseded = {one for one, _, type_ in links if type_ == "replaced-by"}
+    lesser = superseded | {one for one, _, type_ in links if type_ == "refer"}
+    by_number = defaultdict[tuple[str, str], list[str]](list)
+    for name, record in records.items():
+        for number in record.numbers:
+            by_number[number].append(name)
+    doubtful = set[str]()
+    for names in by_number.values():
+        people = {records[name][:2] for name in names}
+        if len(people) == 1 and None not in people.pop() and len(names) <= _TERMS["most_shared"]:
+            links += [(names[0], other, "seealso") for other in names[1:]]
+        else:
+            doubtful.update(names if len(names) > 1 else ())
+    group = {name: {name} for link in links for name in link[:2]}
+    for one, other, _ in links:
+        if group[one] is not group[other]:
+            group[one] |= group[other]
+            for name in group[other]:
+                group[name] = group[one]
+    merged, many = dict[str, str](), 0
+    for members in {id(members): members for members in group.values()}.values():
+        main = min(members - lesser or members - superseded or members)
+        merged |= dict.fromkeys(members - {main}, main)
+        superseded.discard(main)
+        many += len(members) > _TERMS["most_linked"]
+    return merged, superseded, {"linked_many": many, "shared_number": len(doubtful - {*group})}
+
+
+class Bill(NamedTuple):
+    """A Claim or an ExplanationOfBenefit."""
+
+    patient: str | None
+    provider: str | None
+    start: str
+    end: str
+    created: str
+    frequency: str  # the last digit of its type: 7 replaces another bill, 8 voids one
+    prior: tuple[str, ...]  # Claim/ID of bills that it follows
+    replaced_by: tuple[str, ...]
+
+
+def bill_of(resource: Resource) -> Bill:
+    """What a bill says of itself and others."""
+    start = text(resource, "billablePeriod.start") or ""
+    types = [
+        code
+        for one in walk(resource, "supportingInfo")
+        if "typeofbill" in texts(one, "category.coding.code")
+        for code in texts(one, "code.coding.code")
+    ]
+    named: dict[str, list[str]] = {"prior": [], "replacedby": []}
+    frequency = types[0][-1] if types else ""
+    for one in walk(resource, "related"):
+        relation = (text(one, "relationship.coding.code") or "").replace("-", "")
+        frequency = _TERMS["frequency"].get(relation, frequency)
+        target = referred(text(one, "claim.reference") or "")
+        if target is not None:
+            is_later = relation == "replacedby"
+            named["replacedby" if is_later else "prior"].append("/".join(filter(None, target)))
+    return Bill(
+        referred_id(resource, "patient", "Patient"),
+        text(resource, "provider.reference"),
+        start[:10],
+        (text(resource, "billablePeriod.end") or start)[:10],
+        text(resource, "created") or "",
+        frequency,
+        tuple(named["prior"]),
+        tuple(named["replacedby"]),
+    )
+
+
+def replaced_bills(bills: dict[str, Bill]) -> set[str]:
+    """The bills that others replace or void, and those that void them.
+
+    Both are of one person, provider and overlapping period; a bill of a later period goes on with an interim one.
+    """
+    out = {name for name, bill in bills.items() if bill.frequency == "8"}
+    pairs = [(name, other) for name, bill in bills.items() for other in bill.prior]
+    pairs += [(other, name) for name, bill in bills.items() for other in bill.replaced_by]
+    groups = defaultdict[tuple[str | None, str | None], list[str]](list)
+    for name, bill in bills.items():
+        groups[bill[:2]].append(name)
+    for name, bill in bills.items():
+        if bill.frequency in ("7", "8") and not bill.prior:  # it does not say which
+            pairs += [
+                (name, other)
+                for other in groups[bill[:2]]
+                if bills[other].created < bill.created and bills[other].frequency not in ("7", "8")
+            ]
+    for new, old in pairs:
+        one, other = bills.get(new), bills.get(old)
+        if one is not None and other is not None and one[:2] == other[:2]:
+            out.update([old] if one.start <= other.end and other.start <= one.end else ())
+    return out

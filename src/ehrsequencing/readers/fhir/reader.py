@@ -23,10 +23,9 @@ from ehrsequencing.readers.fhir.elements import (
     kind_of,
     texts,
 )
-from ehrsequencing.readers.fhir.files import fhir_files
 from ehrsequencing.readers.fhir.known import UNCODED, Row
 from ehrsequencing.readers.fhir.mapping import EVENTS, rows_inside, rows_of
-from ehrsequencing.readers.fhir.survey import LOST, Survey, refuse_other_release, survey
+from ehrsequencing.readers.fhir.survey import LOST, Survey, fhir_files, refuse_other_release, survey
 from ehrsequencing.readers.import_report import (
     FATES,
     MOST_UNSURE,

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config.base import objective
+from ehrsequencing.metrics.hazards import event_bin
 from ehrsequencing.models.outcomes import (
     OutcomeHead,
     OutcomeLabels,
@@ -17,7 +18,6 @@ from ehrsequencing.models.outcomes import (
     starting_rates,
 )
 from ehrsequencing.models.segments import gather_rows, to_device
-from ehrsequencing.records.hazards import event_bin
 from ehrsequencing.training.pretraining.objective import (
     CodeObjective,
     CodeScores,
