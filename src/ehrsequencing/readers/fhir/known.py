@@ -193,8 +193,8 @@ class Bill(NamedTuple):
     end: str
     created: str
     frequency: str  # the last digit of its type: 7 replaces another bill, 8 voids one
-    prior: tuple[str, ...]  # Claim/ID of bills that it follows
-    replaced_by: tuple[str, ...]
+    # bills that it names, as Claim/ID, and whether each replaces it; else it follows it
+    related: tuple[tuple[str, bool], ...]
 
 
 def bill_of(resource: Resource) -> Bill:
@@ -206,15 +206,13 @@ def bill_of(resource: Resource) -> Bill:
         if "typeofbill" in texts(one, "category.coding.code")
         for code in texts(one, "code.coding.code")
     ]
-    named: dict[str, list[str]] = {"prior": [], "replacedby": []}
-    frequency = types[0][-1] if types else ""
+    related, frequency = list[tuple[str, bool]](), types[0][-1] if types else ""
     for one in walk(resource, "related"):
         relation = (text(one, "relationship.coding.code") or "").replace("-", "")
         frequency = _TERMS["frequency"].get(relation, frequency)
         target = referred(text(one, "claim.reference") or "")
         if target is not None:
-            is_later = relation == "replacedby"
-            named["replacedby" if is_later else "prior"].append("/".join(filter(None, target)))
+            related.append(("/".join(filter(None, target)), relation == "replacedby"))
     return Bill(
         referred_id(resource, "patient", "Patient"),
         text(resource, "provider.reference"),
@@ -222,8 +220,7 @@ def bill_of(resource: Resource) -> Bill:
         (text(resource, "billablePeriod.end") or start)[:10],
         text(resource, "created") or "",
         frequency,
-        tuple(named["prior"]),
-        tuple(named["replacedby"]),
+        tuple(related),
     )
 
 
@@ -233,13 +230,18 @@ def replaced_bills(bills: dict[str, Bill]) -> set[str]:
     Both are of one person, provider and overlapping period; a bill of a later period goes on with an interim one.
     """
     out = {name for name, bill in bills.items() if bill.frequency == "8"}
-    pairs = [(name, other) for name, bill in bills.items() for other in bill.prior]
-    pairs += [(other, name) for name, bill in bills.items() for other in bill.replaced_by]
+    pairs = [
+        (other, name) if is_later else (name, other)
+        for name, bill in bills.items()
+        for other, is_later in bill.related
+    ]
     groups = defaultdict[tuple[str | None, str | None], list[str]](list)
     for name, bill in bills.items():
         groups[bill[:2]].append(name)
     for name, bill in bills.items():
-        if bill.frequency in ("7", "8") and not bill.prior:  # it does not say which
+        if bill.frequency in ("7", "8") and all(
+            is_later for _, is_later in bill.related
+        ):  # it does not say which
             pairs += [
                 (name, other)
                 for other in groups[bill[:2]]
