@@ -216,51 +216,11 @@ class SplitsConfig(Settings):
         return self
 
 
-# codes; one that ends with * is a prefix
-NameList = Annotated[tuple[str, ...], BeforeValidator(as_list)]
-
-
-class DialectConfig(Settings):
-    """How a data set's files differ from MEDS 0.4: names of columns, other names of codes, a time zone."""
-
-    subject_id: str = "subject_id"  # the column that holds it
-    time: str = "time"  # the column that holds it
-    code: str = "code"  # the column that holds it
-    numeric_value: str = "numeric_value"  # the column that holds it
-    # also MEDS_BIRTH itself
-    birth: NameList = (
-        "MEDS_BIRTH//*",
-        "BIRTH",
-        "DATE_OF_BIRTH",
-        "DOB",
-        "SNOMED/184099003",
-    )
-    # also MEDS_DEATH itself
-    death: NameList = (
-        "MEDS_DEATH//*",
-        "DEATH",
-        "DATE_OF_DEATH",
-        "DOD",
-        "SNOMED/419620001",
-    )
-    time_zone: TimeZone | None = None  # clock of the hospital, for times with a zone: Europe/Berlin
-
-    @model_validator(mode="after")
-    def _consistent(self) -> "DialectConfig":
-        columns = (self.subject_id, self.time, self.code, self.numeric_value)
-        if len(set(columns)) < len(columns):
-            raise ValueError("two parts of a row have the same column")
-        if set(self.birth) & set(self.death):
-            raise ValueError("a code cannot mean both birth and death")
-        return self
-
-
 class DataConfig(Settings):
     """Facts about the data set that are not in its files."""
 
     extracted: str | None = None  # ISO date of extraction: later events are refused
-    # written as the section `dialect:` of a study file; None: MEDS as it is
-    dialect: DialectConfig | None = None
+    time_zone: TimeZone | None = None  # clock of the hospital, for times with a zone: Europe/Berlin
 
 
 # settings of 2.0 that are none any more → the value that all have now, which files of 2.0 may say
@@ -287,14 +247,13 @@ class StudyConfig(Settings):
     @model_validator(mode="before")
     @classmethod
     def _file_dialect(cls, data: Any) -> Any:
-        """A study file has `dialect:` as its own section; it becomes part of `data`."""
+        """A study file of 2.0 may have `dialect:` as its own section; it becomes part of `data`."""
         if not isinstance(data, dict) or "dialect" not in data:
             return data
-        facts, rest = data.get("data", {}), {k: v for k, v in data.items() if k != "dialect"}
-        inner = (facts.get("dialect") or {}) if isinstance(facts, dict) else None
-        if not isinstance(inner, dict) or not isinstance(data["dialect"], dict):
+        facts, dialect = data.get("data") or {}, data["dialect"]
+        if not isinstance(facts, dict) or not isinstance(dialect, dict):
             raise ValueError("dialect and data must hold settings")
-        return {**rest, "data": {**facts, "dialect": {**inner, **data["dialect"]}}}
+        return {**{k: v for k, v in data.items() if k != "dialect"}, "data": {**facts, **dialect}}
 
     @model_validator(mode="before")
     @classmethod

@@ -21,6 +21,7 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.events import (
     BIRTH,
+    BIRTH_NAMES,
     CONTINUED,
     DAY_US,
     DEATH,
@@ -178,7 +179,7 @@ def keep_lifetimes(
         raise EhrseqError(
             "a subject has two births",
             where=str(path),
-            fix=f"keep one {BIRTH} per subject; dialect.birth lists the other names that count as births",
+            fix=f"keep one {BIRTH} per subject; {', '.join(BIRTH_NAMES)} count as births, too",
         )
     # looked at first, since a wrong birth or death would drop everything else
     other_us = last_time(events, ~is_birth, row, n)

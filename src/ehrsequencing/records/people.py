@@ -18,9 +18,8 @@ from ehrsequencing.records.account import (
     TrainingPeople,
 )
 from ehrsequencing.records.codes import CodeMatcher
-from ehrsequencing.records.encoding import MAX_AGE_YEARS
+from ehrsequencing.records.encoding import MAX_AGE_YEARS, Moment
 from ehrsequencing.records.events import DAY_US, STATIC, Events
-from ehrsequencing.records.moment import Moment
 from ehrsequencing.records.scales import Sample, fit_scale
 from ehrsequencing.records.survey import CodeCounts
 from ehrsequencing.records.timelines import TaskRows, Timelines
