@@ -28,10 +28,10 @@ from ehrsequencing.evaluation.external import External, read_external
 from ehrsequencing.metrics.hazards import exposure, horizon_nll
 from ehrsequencing.prediction.reference import reference_risks
 from ehrsequencing.prediction.run import UPDATE, Run
-from ehrsequencing.predictors.recalibration import fit_recalibration
-from ehrsequencing.predictors.update import (
+from ehrsequencing.predictors.recalibration import (
     CauseUpdate,
     Labels,
+    fit_recalibration,
     fit_update,
     largest_allowed,
 )
