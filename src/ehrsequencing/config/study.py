@@ -221,11 +221,6 @@ class DataConfig(Settings):
     time_zone: TimeZone | None = None  # clock of the hospital, for times with a zone: Europe/Berlin
 
 
-# settings of 2.0 that are none any more → the value that all have now, which files of 2.0 may say
-LEFT: dict[str, dict[str, object]] = {"vocabulary": {"rollup": "off"}}
-_NONE = object()
-
-
 class StudyConfig(Settings):
     """Everything a study needs, in one file."""
 
@@ -255,19 +250,12 @@ class StudyConfig(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_what_says_nothing(cls, data: Any) -> Any:
-        """Without empty sections (`visits:` alone), and settings of 2.0 that have left, at the value that is left."""
+    def _without_empty_sections(cls, data: Any) -> Any:
+        """An empty section (`visits:` alone) counts as left out."""
         if not isinstance(data, dict):
             return data
-        kept = {
+        return {
             name: section
             for name, section in data.items()
             if section is not None or name not in cls.model_fields
         }
-        for name, left in LEFT.items():
-            if isinstance(kept.get(name), dict):
-                rest = {
-                    key: value for key, value in kept[name].items() if left.get(key, _NONE) != value
-                }
-                kept[name] = rest
-        return kept
