@@ -57,7 +57,6 @@ def _command(reader: "Reader") -> Any:
         overwrite: bool,
         map: Path | None = None,
         draft: bool = False,
-        show_sql: bool = False,
     ) -> None:
         from ehrsequencing.api.records import import_source
         from ehrsequencing.config import load_import
@@ -74,11 +73,6 @@ def _command(reader: "Reader") -> Any:
             raise EhrseqError("is missing", where="OUT", fix="name the folder to make after SOURCE")
         _refuse_database(out)
         settings = dict(load_import(overrides or ()))
-        if show_sql and reader.sql is not None:
-            sql = reader.sql(source)
-            say("\n\n".join(sql))
-            finish(wrote={}, then=None, result={"sql": sql})
-            return
         if map is not None:
             settings["map"] = map
         report = import_source(
@@ -99,8 +93,6 @@ def _command(reader: "Reader") -> Any:
     )
     for name in () if reader.needs_map else ("map", "draft"):
         del options[name]
-    if reader.sql is None:
-        del options["show_sql"]
     files = "visits.csv --map map.yaml meds" if reader.needs_map else "export meds"
     example = f"ehrseq import {reader.name} {files}"
     declare = app.command(reader.name, help=reader.help, example=example, options=options)

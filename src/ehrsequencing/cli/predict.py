@@ -39,7 +39,7 @@ def predict(
     is_over, at, since = given["overwrite"], given["at"], given["since"]
     refuse_early(out, data, at, since, overwrite=is_over)  # before a model is loaded
     opened, study = open_run(run, "predict", overrides, config)
-    from ehrsequencing.core.durations import days_of
+    from ehrsequencing.core.text import days_of
     from ehrsequencing.prediction.journal import Journal
     from ehrsequencing.prediction.predict_outcomes import predict_outcomes
     from ehrsequencing.reporting.risk_list import write_list
@@ -160,9 +160,9 @@ def explain(
     risk with it minus the risk without it), and what has changed since the prediction time before. Without it: what
     each code adds on average for the subjects who have it, with intervals. These are associations, not causes.
     """
-    from ehrsequencing.core.durations import day_of
     from ehrsequencing.core.files import refuse_overlap
     from ehrsequencing.core.outputs import EXPLANATION, refuse_existing
+    from ehrsequencing.core.text import day_of
     from ehrsequencing.explain.deletions import OF_PART
     from ehrsequencing.explain.record import Question
     from ehrsequencing.explain.tables import SUFFIXES, explained, write_table

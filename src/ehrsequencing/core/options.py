@@ -125,9 +125,6 @@ OPTIONS: dict[str, dict[str, Option]] = {
         "draft": Option(
             bool, "Write a map to edit for these files (SOURCE and all that follow)", False
         ),
-        "show_sql": Option(
-            bool, "Print the SQL that would read SOURCE, and do nothing else", False
-        ),
         "named": Option(Path, "The same as OUT", names=("--out",), is_rare=True),
         "overwrite": OVERWRITE,
     },
