@@ -18,6 +18,7 @@ from ehrsequencing.config import DataConfig, format_days
 from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.elsewhere import Hinted
 from ehrsequencing.core.errors import EhrseqError, refuse_idle
+from ehrsequencing.core.text import day_of
 from ehrsequencing.explain import subject_record
 from ehrsequencing.metrics.censoring import (
     aalen_johansen as cumulative_incidence,
