@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import ehrsequencing as eh
-from ehrsequencing.api import plots
+from ehrsequencing.api import paper
 from ehrsequencing.api.evaluation import EvaluationResult
 from ehrsequencing.config import load_study
 from ehrsequencing.config.files import load_task
@@ -315,11 +315,11 @@ def test_incidences_of_all_causes_are_stacked_and_hidden_days_and_causes_change_
     hidden = redact({**evaluation.result, "incidence": few, "data": {**evaluation.result["data"], "simulated": False}})
     assert all(set(row["everyone"]["predicted"]) == {None} for row in hidden["incidence"])
     assert stacked(hidden["incidence"]) == []
-    assert plots.TOO_FEW in [text.get_text() for text in plots.stacked_incidence(none, title="t").texts]
+    assert paper.TOO_FEW in [text.get_text() for text in paper.stacked_incidence(none, title="t").texts]
 
 
 def test_calibration_without_any_curve_says_so() -> None:
     pytest.importorskip("matplotlib").use("Agg")
-    ax = plots.calibration([], title="death by 2y")
-    assert plots.TOO_FEW in [text.get_text() for text in ax.texts]
+    ax = paper.calibration([], title="death by 2y")
+    assert paper.TOO_FEW in [text.get_text() for text in ax.texts]
     assert ax.get_title(loc="left") == "death by 2y"

@@ -14,7 +14,7 @@ from meds.schema import LabelSchema
 from ehrsequencing.config import DataConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.prediction.predict import Moment, NewRecords, predict
-from ehrsequencing.prediction.predict_labels import predict_labels
+from ehrsequencing.prediction.predict_some import predict_labels
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.events import parse_date_us
 from ehrsequencing.records.labels import read_boolean_labels

@@ -18,7 +18,7 @@ from ehrsequencing.evaluation.outcome_table import OutcomeRows, evaluate_outcome
 from ehrsequencing.evaluation.results import place_in_run
 from ehrsequencing.models.outcomes import OutcomeHead
 from ehrsequencing.models.risks import cumulative_incidence
-from ehrsequencing.prediction.predict_outcomes import predict_outcomes
+from ehrsequencing.prediction.predict_some import predict_outcomes
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.prepare import prepare

@@ -41,7 +41,7 @@ def predict(
     opened, study = open_run(run, "predict", overrides, config)
     from ehrsequencing.core.text import days_of
     from ehrsequencing.prediction.journal import Journal
-    from ehrsequencing.prediction.predict_outcomes import predict_outcomes
+    from ehrsequencing.prediction.predict_some import predict_outcomes
     from ehrsequencing.reporting.risk_list import write_list
 
     days = None if horizons is None else days_of(horizons.split(","), where="--horizons")

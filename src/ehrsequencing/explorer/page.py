@@ -24,7 +24,7 @@ from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.core.outputs import EXPLORER, output_file
 from ehrsequencing.core.version import __version__
 from ehrsequencing.evaluation.context import question
-from ehrsequencing.explorer.collect import Explorer
+from ehrsequencing.explorer.codes import Explorer
 from ehrsequencing.explorer.patients import NOT_KNOWN, OLDEST, landmark_rows
 from ehrsequencing.prediction.run import saved_audit
 from ehrsequencing.reporting.wording import duration
