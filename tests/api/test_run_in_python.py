@@ -252,7 +252,7 @@ def test_an_evaluation_of_real_people_tells_no_more_than_the_report(here: Path) 
     assert not told & {str(n) for n in range(1, 11)}
     few = real.metrics[real.metrics.events.astype(str) == "<11"]
     assert few.value.isna().all()
-    assert [text.get_text() for text in real.plot_incidence(cause="death").texts] == ["too few events to show"]
+    assert [text.get_text() for text in real.plot_incidence(cause="death").texts] == ["too few events"]
     with pytest.warns(UserWarning, match="too few people had the event"):
         assert real.calibration(cause="death").empty
     with pytest.warns(UserWarning, match="too few people had the event"):

@@ -31,7 +31,7 @@ from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.people import quantiles
 from ehrsequencing.records.scales import Sample
 from ehrsequencing.records.survey import Progress
-from ehrsequencing.reporting.pages import render_list
+from ehrsequencing.reporting.wording import environment
 
 HIGHEST, RAISING = 10, 5  # people on the page, and codes of each
 SMALLEST = 0.0005  # of what a code adds to the risk
@@ -177,7 +177,8 @@ def write_list(
         }
         for name, highest in zip(("highest", "highest_over"), seen.highest, strict=True):
             summary[name] = _highest(question, records, moment, highest) if is_there else []
-        write_bytes(files[1], render_list(summary, drift).encode(), owner_only=True)
+        shown = environment().get_template("list.html.jinja").render(summary)
+        write_bytes(files[1], shown.encode(), owner_only=True)
         write_json(files[2], summary, owner_only=True)
     wrote = {"predictions": out} if is_there else {}
     return summary, drift, wrote | {"page": page, "summary": content}
