@@ -100,7 +100,7 @@ def place(patched: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory)
     shutil.copytree("study/run", "run")
     eh.fit("study/prepared", out="second", progress=False, seed=1, **made)
     for words in (
-        "evaluate run --baselines none evaluation.bootstrap=0 --recalibrate",
+        "evaluate run --baselines none evaluation.bootstrap=0",
         "evaluate run --data ../meds --out validation --baselines none evaluation.bootstrap=0",
         f"predict run {sim_data} --out risks.parquet",
         f"predict second {sim_data} --out of-second.parquet",
@@ -192,7 +192,6 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "data": (E, f"{E} --data ../meds"),
         "out": (f"{E} --data ../meds", f"{E} --data ../meds --out there"),
         "overwrite": (f"{E} --data ../meds --out validation", f"{E} --data ../meds --out validation --overwrite"),
-        "recalibrate": (E, f"{E} --recalibrate"),
         "splits": (E, f"{E} --splits 1"),
         "split_seed": (f"{E} --splits 1", f"{E} --splits 1 --split-seed -1"),
         "walk": (E, f"{E} --walk ward"),
@@ -233,7 +232,6 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "journal": (P, f"{P} --journal nights"),
         "key": (f"{P} --journal nights", f"{P} --journal nights --key other"),
         "horizons": (P, f"{P} --horizons 30d"),
-        "recalibrated": (P, f"{P} --recalibrated"),
         "outcome": (P, f"{P} --outcome DX//*"),
         "top": (P, f"{P} --top 3"),
         "threshold": (P, f"{P} --threshold 0.9"),
@@ -252,7 +250,6 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "out": (X, f"{X} --out there.csv"),
         "overwrite": (f"{X} --out why.csv", f"{X} --out why.csv --overwrite"),
         "subjects": ("explain run ../meds --subjects 2", "explain run ../meds --subjects 3"),
-        "recalibrated": (X, f"{X} --recalibrated"),
         "config": (X, f"{X} --config ../dim.yaml"),
     },
     "export": {
@@ -391,7 +388,6 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Case | str]]] = {
             "at": ({}, {"at": "all"}),
             "since": ({}, {"since": "1d"}),
             "horizons": ({}, {"horizons": "30d"}),
-            "recalibrated": ({}, {"recalibrated": True}),
             "force": ({"data": "../strange"}, {"force": True}),
             "facts": ({}, {"facts": {"extracted": "2009-01-01"}}),
             "progress": SILENT["progress"],
@@ -407,7 +403,6 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Case | str]]] = {
             "horizon": ({}, {"horizon": "30d"}),
             "cause": ({}, {"cause": "death"}),
             "kind": ({}, {"kind": "visit"}),
-            "recalibrated": ({}, {"recalibrated": True}),
             "facts": ({}, {"facts": {"extracted": "1990-01-01"}}),
             "progress": SILENT["progress"],
         },

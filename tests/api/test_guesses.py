@@ -200,7 +200,7 @@ ELSEWHERE = {
         "bootstrap_ci": "splits=5",
         "KFold": "splits=5",
         "GridSearchCV": "eh.compare(",
-        "calibrate": "--recalibrate",
+        "calibrate": "run.update(",
         "external_validation": "data='new/'",
         "TrainingArguments": "eh.fit(",
         "LightningModule": "save_run",

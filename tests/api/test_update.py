@@ -76,10 +76,8 @@ def test_it_knows_for_whom_it_is(updated: Path, other: Path, sim_run: Path, tmp_
     before = everything(updated)
     for words in (
         ("evaluate", updated),
-        ("evaluate", updated, "--recalibrate"),
         ("evaluate", updated, "--splits", "2"),
         ("evaluate", updated, "--prepared", parent["prepared"]),
-        ("evaluate", updated, "--data", other, "--recalibrate", "--out", tmp_path / "x"),
         ("audit", updated),
         ("compare", updated, sim_run),
     ):
@@ -90,7 +88,6 @@ def test_it_knows_for_whom_it_is(updated: Path, other: Path, sim_run: Path, tmp_
     found = eh.evaluate(updated, data=other, out=tmp_path / "own", **QUICK)  # type: ignore[arg-type]
     assert any("updated with these very people" in text for text in found.result["warnings"])
     assert any("updated for other people than those that baselines" in text for text in found.result["warnings"])
-    assert found.result["recalibration"] is None
 
 
 def digest_of(data: Path) -> str:

@@ -335,7 +335,7 @@ def test_the_audit_draws_the_report_again(run: Path, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "Board 7, reference 12" in (run / "report.html").read_text()
     assert ehrseq("evaluate", run, "--redraw").exit_code == 0  # and as it was
-    for more in (("--recalibrate",), ("--split", "tuning"), ("--data", tmp_path), ("evaluation.bootstrap=7",)):
+    for more in (("--split", "tuning"), ("--data", tmp_path), ("evaluation.bootstrap=7",)):
         name = more[0].split("=")[0]
         told = ehrseq("evaluate", run, "--redraw", *more).stderr
         assert name.removeprefix("--") in told

@@ -26,7 +26,7 @@ COMMAND_ONLY = {
     "check": {"suggest", "out", "overwrite"},  # a function answers, and writes no file
     "predict": {"out", "overwrite", "strict", "threshold", "top", "outcome", "journal", "key"},  # of the nightly list
     "explain": {"out", "overwrite", "subjects"},
-    "evaluate": {"recalibrate", "redraw"},  # a setting; and pages without numbers
+    "evaluate": {"redraw"},  # pages without numbers
     "compare": {"ablate", "pool", "seeds", "task", "out", "overwrite"},  # eh.pool_sites; trains
     "export": {"format_", "license_"},  # names that Python has
     "score": {"baselines"},  # a setting

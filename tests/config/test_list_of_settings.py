@@ -33,8 +33,7 @@ SETTINGS = {
     "transfer": "mode",
     "drift": "numbers people",
     "evaluation": (
-        "baselines bootstrap seed subjects trajectories explained_subjects decision_thresholds "
-        "tuning_trials tripod recalibrate"
+        "baselines bootstrap seed subjects trajectories explained_subjects decision_thresholds tuning_trials tripod"
     ),
 }
 

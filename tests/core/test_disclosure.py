@@ -141,10 +141,6 @@ def everything(subjects: int, seed: int, kind: dict[str, Any]) -> dict[str, Any]
     exact["followed"] = 41  # whom the rows of `smallest_g` are of
     for step in exact["attrition"]:
         step["indexes"] = step["subjects"]
-    exact["recalibration"]["fitted"] = {
-        cause: {"intercept": 0.1, "slope": 0.9, "events": events}
-        for cause, events in zip(exact["causes"], (40, 3), strict=True)
-    }
     exact["history"] = [{**row, "steps": subjects, "subjects_per_second": subjects / 3} for row in exact["history"]]
     exact["records_before"] = [
         {"landmark_days": at, "subjects": 60, "without_record_before": 7, "first_record_later": 3} for at in landmarks
@@ -363,7 +359,7 @@ def test_an_external_validation_of_few_people_has_no_rate_of_tokens(subjects: in
 @pytest.mark.parametrize("split", ["train", "tuning"])
 @pytest.mark.parametrize("few", [True, False])
 def test_what_few_peoples_events_decide_is_hidden(split: str, few: bool) -> None:
-    """Likelihoods of a split, and of each rare cause: the weights of a blend's parts, and a recalibration."""
+    """Likelihoods of a split, and of each rare cause: the weights of a blend's parts."""
     exact = everything(700, 0, WIDE)
     rare, often = exact["causes"][::-1][:2]
     exact["events"][split] |= {rare: 4, often: 5 if few else 50}
@@ -377,7 +373,6 @@ def test_what_few_peoples_events_decide_is_hidden(split: str, few: bool) -> None
         assert (one[name] is None) == few
     values = {one["cause"]: one["value"] for one in told["blend"]["weights"]}
     assert (values[rare] is None, values[often] is None) == ((True, few) if split == "train" else (False, False))
-    assert list(told["recalibration"]["fitted"]) == exact["causes"][:1]
 
 
 def test_a_path_of_this_machine_is_in_no_setting() -> None:

@@ -38,7 +38,7 @@ def test_every_file_of_a_run_is_in_the_table(sim_run: Path, sim_data: Path, tmp_
     run = as_real(Path(shutil.copytree(sim_run, tmp_path / "run")))
     people = records_of_people(sim_data, tmp_path / "hospital")
     for command in (
-        ("evaluate", run, *QUICK, "--recalibrate"),
+        ("evaluate", run, *QUICK),
         ("evaluate", run, "--data", people, *QUICK),
         ("audit", run, "--subjects", 5),
         ("predict", run, people, "--out", run / "predictions.parquet"),
@@ -48,7 +48,7 @@ def test_every_file_of_a_run_is_in_the_table(sim_run: Path, sim_data: Path, tmp_
         assert done.exit_code == 0, done.output
     written = {path.name for path in run.rglob("*") if path.is_file()}
     assert REFERENCE in written
-    assert written >= {"metrics.json", "report-details.html", "audit.json", "recalibration.json", "predictions.parquet"}
+    assert written >= {"metrics.json", "report-details.html", "audit.json", "predictions.parquet"}
     assert unlisted(run) == unlisted(tmp_path / "shared") == []
     (run / "secret.json").write_text("{}")
     assert unlisted(run) == ["secret.json"]

@@ -229,12 +229,3 @@ def test_baselines_are_fitted_to_everybody_whoever_is_judged(
         evaluate(run.folder, split=split, settings=settings)
         for name, found in (("train", seen[-1].train), ("tuning", seen[-1].tuning)):
             assert len(found) == len(store.records(run.task.name, name))
-
-
-def test_what_a_recalibration_keeps_tells_no_small_count(sim_run: Path, tmp_path: Path) -> None:
-    """Calibration before and after stands in `metrics.json`, where little is told of few people."""
-    run = Path(shutil.copytree(sim_run, tmp_path / "run"))
-    evaluate(run, settings=QUICK.model_copy(update={"bootstrap": 0, "recalibrate": True}))
-    kept = json.loads((run / "recalibration.json").read_text())
-    assert list(kept) == ["fitted"]
-    assert kept["fitted"][Run(run).task.causes[1]]["events"] == "<11"

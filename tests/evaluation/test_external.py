@@ -21,7 +21,7 @@ from ehrsequencing.evaluation.external import External, read_external, validate
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.simulate import SimulationConfig, simulate
-from helpers.command_line import ehrseq, refused
+from helpers.command_line import refused
 
 QUICK = EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=20)
 Change = Callable[[pa.Table], pa.Table]
@@ -196,25 +196,11 @@ def test_without_the_prepared_set_there_are_words_and_no_baselines(run: Path, he
     assert result["models"] == ["ehrsequencing"]
     assert result["external"]["seen_in_training"] is None
     assert any("no baselines" in text for text in result["warnings"])
-    with pytest.raises(EhrseqError, match="leave out --recalibrate"):
-        validate(tmp_path / "run", held_out, settings=settings.model_copy(update={"recalibrate": True}))
     with pytest.raises(EhrseqError, match="--prepared"):
         validate(tmp_path / "run", held_out, settings=settings, prepared=tmp_path / "nowhere")
 
 
-@pytest.mark.slow
-def test_from_the_shell_with_recalibration(run: Path, held_out: Path, elsewhere: Path, tmp_path: Path) -> None:
-    quick = ("evaluation.bootstrap=0", "--baselines", "none")
-    done = ehrseq("evaluate", run, "--data", elsewhere, "--out", tmp_path / "out", "--recalibrate", *quick)
-    assert done.exit_code == 0, done.output
-    result = json.loads((tmp_path / "out" / "metrics.json").read_text())
-    assert result["recalibration"]["fitted_on"] == "tuning"
-    assert result["recalibration"]["before"] != result["recalibration"]["after"]
-    assert (tmp_path / "out" / "report.html").stat().st_size > 10_000
-    Run(run)  # still valid, and as it was
-    risks = tmp_path / "p.csv"
-    assert "has not been recalibrated" in refused("predict", run, held_out, "--recalibrated", "--out", risks)
-    assert ehrseq("evaluate", run, "--recalibrate", *quick).exit_code == 0
+def test_options_that_would_do_nothing_are_refused(run: Path, held_out: Path, tmp_path: Path) -> None:
     assert "out would do nothing without data" in refused("evaluate", run, "--out", tmp_path / "x")
     assert "split would do nothing beside data" in refused("evaluate", run, "--data", held_out, "--split", "tuning")
 

@@ -250,7 +250,7 @@ def test_a_killed_writer_leaves_nothing_and_two_at_once_journal_each_prediction_
     risks = Risks(five, five * DAY_US, none, index_us=five * DAY_US, hazards=hazards)
 
     def write() -> None:
-        writer = Journal(tmp_path / "journal").writer(eh.load(run), (5.0, 9.0), 10 * DAY_US, recalibrated=False)
+        writer = Journal(tmp_path / "journal").writer(eh.load(run), (5.0, 9.0), 10 * DAY_US)
         with writer as add_to_night:
             add_to_night(risks)
 

@@ -8,10 +8,6 @@ import torch
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
-from ehrsequencing.config import EvaluationConfig
-from ehrsequencing.evaluation.estimates import recalibrate
-from ehrsequencing.evaluation.evaluate import Evaluation
-from ehrsequencing.evaluation.population import Population
 from ehrsequencing.models.hazards import horizon_nll
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.predictors.recalibration import FEWEST, fit_recalibration
@@ -89,31 +85,3 @@ def test_a_recalibrated_predictor_is_a_predictor(sim_run: Path, sim_prepared: Pa
     np.testing.assert_allclose(changed.risk(records, [last]).sum(axis=(1, 2)) + survival, 1.0, atol=1e-6)
     twice = changed.recalibrated(-a / b, 1 / b)
     np.testing.assert_allclose(twice.all_hazards(records), plain)
-
-
-def test_before_and_after_of_a_run_that_was_spoilt(sim_run: Path, sim_prepared: Path) -> None:
-    """Hazards eight times too high: recalibration brings observed/expected back, on subjects it has not seen."""
-    run, store = Run(sim_run), Prepared(sim_prepared)
-    judged = Population.of_split(store, run.task, "held_out")
-    settings = EvaluationConfig(baselines="none", bootstrap=0)
-    honest = run.predictor
-    run.predictor = honest.recalibrated(np.log([8.0, 1.0]), np.ones(2))
-    evaluation = Evaluation(run, judged, prepared=None, settings=settings)
-    fitted = recalibrate(run, store)
-    found = evaluation.recalibrated(fitted, run.task.landmarks[0])
-    assert found["fitted_on"] == "tuning"
-    assert fitted.subjects[0] >= FEWEST > fitted.subjects[1]
-    rows = store.records("simulated", "tuning").rows
-    asked = np.any([rows.at_landmark(days) for days in run.task.landmarks], axis=0)
-    people = [len(np.unique(rows.subject[asked & (rows.cause == e)])) for e in (1, 2)]
-    assert fitted.subjects.tolist() == people, "people, however often each is asked"
-    first, second = run.task.causes
-    before, after = (found[key][first]["oe"][0] for key in ("before", "after"))
-    assert before < 0.5
-    assert abs(np.log(after)) < abs(np.log(before))
-    assert found["fitted"][second] == {"intercept": 0.0, "slope": 1.0, "events": "<11"}
-    tuning = store.records("simulated", "tuning")
-    at = np.any([tuning.rows.at_landmark(days) for days in run.task.landmarks], axis=0)
-    after_it = run.predictor.recalibrated(fitted.intercept, fitted.slope)
-    mean = [one.nll(tuning)[at].mean() for one in (run.predictor, after_it)]
-    assert mean[1] < mean[0]

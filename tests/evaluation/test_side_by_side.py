@@ -5,17 +5,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from ehrsequencing.api.compare import compare
 from ehrsequencing.config import EvaluationConfig, StudyConfig, TaskConfig
-from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
+from ehrsequencing.evaluation.evaluate import evaluate
 from ehrsequencing.evaluation.external import validate
-from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.results import read_result
-from ehrsequencing.prediction.run import Run
-from ehrsequencing.predictors.recalibration import Recalibration
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from helpers.disclosure import as_real
@@ -64,26 +60,6 @@ def test_compared_runs_have_the_numbers_that_evaluate_gives_of_people(
         assert found.subjects == told["data"]["subjects"]["held_out"]
     assert hidden
     assert found.table().frame.index.tolist() == ["one", "two"]
-
-
-def test_observed_over_expected_before_a_recalibration_is_that_of_the_evaluation(sim_run: Path) -> None:
-    run = Run(sim_run)
-    population = Population.of_split(run.prepared(), run.task, "held_out")
-    evaluation = Evaluation(run, population, prepared=None, settings=SETTINGS)
-    rows = {
-        (row["cause"], row["horizon_days"], row["metric"]): row
-        for row in evaluation.tables()[0]
-        if row["landmark_days"] == 0.0
-    }
-    shape = (len(run.task.causes), 1)
-    none = np.zeros(shape[0])
-    nothing = Recalibration(np.zeros(shape), np.ones(shape), none, none, none, np.zeros(shape[0], dtype=np.int64))
-    found = evaluation.recalibrated(nothing, 0.0)
-    for cause in run.task.causes:
-        for h, horizon in enumerate(run.task.horizons):
-            for side in ("before", "after"):
-                told = found[side][cause]["oe"][h]
-                assert told == pytest.approx(rows[cause, horizon, "oe"]["value"], rel=1e-4)
 
 
 def test_training_people_are_counted_as_people_beside_a_simulation(

@@ -153,7 +153,7 @@ COMMANDS: dict[str, Told] = {
     ),
     "train": Told(f"train {{o}}/prepared --out {{o}}/run {SMALL}", "prepare", "run", quick=True),
     "pretrain": Told(f"pretrain {{o}}/prepared --out {{o}}/pretrained {SMALL}", "prepare", "pretrained"),
-    "evaluate": Told(f"evaluate {{o}}/run --recalibrate {FEW}", "train", "run"),
+    "evaluate": Told(f"evaluate {{o}}/run {FEW}", "train", "run"),
     "evaluate --data": Told(f"evaluate {{o}}/run --data {{d}} --out {{o}}/external {FEW}", "train", "external"),
     "audit": Told("audit {o}/run --subjects 3", "train", "run"),
     "predict": Told("predict {o}/run {d} --at all --out {o}/all.csv.gz", "train", "all.csv.gz", frozenset(ROWS)),

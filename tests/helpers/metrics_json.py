@@ -11,7 +11,7 @@ YEAR = 365.25
 NOTHING: dict[str, Any] = {
     **{name: [] for name in ("differences", "decision", "subgroups", "smallest_g", "follow_up")},
     **{name: [] for name in ("records_before", "incidence", "baselines")},
-    **dict.fromkeys(("external", "recalibration", "repeated_splits", "audit", "blend", "score", "codes")),
+    **dict.fromkeys(("external", "repeated_splits", "audit", "blend", "score", "codes")),
     **dict.fromkeys(("weights", "strongest", "made_of", "table1")),
     "inputs": {"by_split": {}},
     "checks": {},
@@ -255,7 +255,6 @@ def complete(**kind: Any) -> dict[str, Any]:
             "members": 3,
         },
         "external": None,
-        "recalibration": _recalibration(causes, horizons, kind.get("landmarks", (0.0,))[0]),
         "repeated_splits": _splits(metrics),
         "recalibrated_in_training": True,
     }
@@ -397,12 +396,6 @@ def _inputs(metrics: dict[str, Any]) -> dict[str, Any]:
             for s, n in metrics["data"]["subjects"].items()
         }
     }
-
-
-def _recalibration(causes: tuple[str, ...], horizons: list[float], landmark: float) -> dict[str, Any]:
-    measures = ("slope", "intercept", "oe")
-    before, after = ({c: {name: [value] * len(horizons) for name in measures} for c in causes} for value in (0.9, 0.99))
-    return {"before": before, "after": after, "fitted_on": "tuning", "landmark_days": landmark}
 
 
 def _splits(metrics: dict[str, Any]) -> dict[str, Any]:

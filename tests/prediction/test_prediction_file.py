@@ -1,6 +1,5 @@
 """The file of `predict` holds the very risks that `evaluate` judges, for every kind of task and model."""
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,8 @@ from ehrsequencing.config import EvaluationConfig, StudyConfig, TaskConfig, load
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.version import __version__
 from ehrsequencing.evaluation.comparison import OURS
-from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
+from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.population import Population
-from ehrsequencing.metrics.outcomes import ScoredRows
-from ehrsequencing.metrics.registry import METRICS, values
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.prediction.predict import predict
 from ehrsequencing.prediction.prediction_file import prediction_file, read_predictions
@@ -129,35 +126,6 @@ def assert_band(path: Path, judged: Population, task: TaskConfig, of_members: Ar
     np.testing.assert_allclose(high, np.maximum(of_members.max(axis=0), risk), atol=2e-6)
     assert np.all((low <= risk) & (risk <= high))
     assert np.mean(high - low) > 1e-4
-
-
-def test_recalibrated_risks_are_those_that_evaluate_reports(
-    runs: Callable[[str], Path], store: Path, sim_data: Path, tmp_path: Path
-) -> None:
-    """Their calibration at the first landmark is the report's; members are recalibrated as well."""
-    folder = shutil.copytree(runs("landmarks"), tmp_path / "run")
-    settings = EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=0, recalibrate=True)
-    told = evaluate(folder, prepared=store, settings=settings)["recalibration"]["after"]
-    run, out = Run(folder), tmp_path / "p.parquet"
-    predict(folder, sim_data, out, recalibrated=True)
-    judged = Population.of_split(Prepared(store), run.task, "held_out")
-    at = judged.records.rows.at_landmark(0.0)
-    rows = (
-        np.asarray(judged.records.rows.duration_days)[at],
-        np.asarray(judged.records.rows.cause)[at].astype(np.int64),
-    )
-    risk = in_file(out, judged, run.task)
-    of_file = values(
-        ScoredRows.of(*rows, risk[at], np.array(run.task.horizons)), [METRICS["intercept"], METRICS["slope"]]
-    )
-    for e, cause in enumerate(run.task.causes):
-        for name, value in of_file.items():
-            np.testing.assert_allclose(value[e], np.array(told[cause][name], dtype=np.float64), rtol=1e-3, atol=1e-4)
-    plain = risk_of_rows(run.model, judged.records, horizons_days=run.task.horizons, start_days=run.task.blanking)
-    assert np.abs(plain - risk).max() > 1e-4
-    horizons, start = run.task.horizons, run.task.blanking
-    of_members = [one.risk(judged.records, horizons, start_days=start) for one in run.recalibrated.members]
-    assert_band(out, judged, run.task, np.stack(of_members))
 
 
 @pytest.mark.parametrize(

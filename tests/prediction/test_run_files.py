@@ -10,19 +10,16 @@ from typer.testing import Result
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json, write_json
 from ehrsequencing.core.outputs import MANIFEST, save_manifest
-from ehrsequencing.prediction.run import RECALIBRATION, Run, add_to_run, saved_audit
+from ehrsequencing.prediction.run import Run, add_to_run, saved_audit
 from helpers.command_line import ehrseq
 
-OTHERS = ("metrics.json", "report.html", "audit.json", "history.jsonl", RECALIBRATION)
+OTHERS = ("metrics.json", "report.html", "audit.json", "history.jsonl")
 
 
 @pytest.fixture
 def run(sim_run: Path, tmp_path: Path) -> Path:
     """A run with every file that commands add; the content of some is not what is tested."""
     run = Path(shutil.copytree(sim_run, tmp_path / "run"))
-    fitted = {"intercept": 0.0, "slope": 1.0}
-    causes = Run(run).task.causes
-    add_to_run(run, RECALIBRATION, lambda path: write_json(path, {"fitted": dict.fromkeys(causes, fitted)}))
     add_to_run(run, "audit.json", lambda path: write_json(path, {"fingerprint": Run(run).fingerprint, "checks": []}))
     add_to_run(run, "metrics.json", lambda path: write_json(path, {}))
     add_to_run(run, "report.html", lambda path: path.write_text("page") and None)
@@ -66,7 +63,7 @@ def test_a_run_is_judged_and_audited_without_them(run: Path) -> None:
     done = ehrseq("evaluate", run, "--baselines", "none", "evaluation.bootstrap=0")
     assert done.exit_code == 0, done.output
     assert json.loads((run / "metrics.json").read_text())["history"] == []
-    assert list(Run(run).altered) == ["history.jsonl", RECALIBRATION]  # the others were written again
+    assert list(Run(run).altered) == ["history.jsonl"]  # the others were written again
 
 
 def test_a_report_that_somebody_edited_is_not_drawn_again_by_the_audit(run: Path) -> None:
@@ -75,14 +72,6 @@ def test_a_report_that_somebody_edited_is_not_drawn_again_by_the_audit(run: Path
     assert done.exit_code in (0, 1), done.output
     assert (run / "report.html").read_text() == "my own page"
     assert "report.html has changed since it was written" in done.stderr
-
-
-def test_predictions_never_use_an_edited_recalibration(run: Path, sim_data: Path) -> None:
-    assert predict(run, sim_data, "--recalibrated").exit_code == 0
-    save_again(run / RECALIBRATION)
-    done = predict(run, sim_data, "--recalibrated", "--overwrite")
-    assert done.exit_code == 2
-    assert f"{RECALIBRATION}: has changed since it was written (run ehrseq evaluate" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,10 @@ from ehrsequencing.config import TaskConfig
 from ehrsequencing.metrics.censoring import aalen_johansen
 from ehrsequencing.predictors import boosted, fit as fit_module, fitting_data as base
 from ehrsequencing.predictors.boosted import BoostedVisits
+from ehrsequencing.predictors.cox import LandmarkCox
 from ehrsequencing.predictors.features import binned
 from ehrsequencing.predictors.fit import BASELINES, AgeAndSex, MarginalIncidence, fit_baselines, fit_poisson
 from ehrsequencing.predictors.fitting_data import FittingData
-from ehrsequencing.predictors.landmark_cox import LandmarkCox
 from ehrsequencing.predictors.predictor import Predictor
 from ehrsequencing.records import scales
 from ehrsequencing.records.events import DAY_US

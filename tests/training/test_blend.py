@@ -31,16 +31,15 @@ from ehrsequencing.evaluation.score import score
 from ehrsequencing.models.ensemble import Ensemble
 from ehrsequencing.prediction.predict import predict
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.predictors import features, history, stack
-from ehrsequencing.predictors.blend import ARRAYS_FILE, BLEND_FILE, Blend
+from ehrsequencing.predictors import blend as room, features, history
+from ehrsequencing.predictors.blend import ARRAYS_FILE, BLEND_FILE, Blend, folds_of
 from ehrsequencing.predictors.boosted import BoostedVisits
+from ehrsequencing.predictors.cox import LandmarkCox
 from ehrsequencing.predictors.fit import FOLDS
 from ehrsequencing.predictors.fitting_data import FittingData
 from ehrsequencing.predictors.history import FeatureSpec, history_features
-from ehrsequencing.predictors.landmark_cox import LandmarkCox
 from ehrsequencing.predictors.network import Network, network as as_predictor
 from ehrsequencing.predictors.recalibration import fit_recalibration
-from ehrsequencing.predictors.stack import folds_of
 from ehrsequencing.predictors.weights import BlendRows, BlendWeights, blended_hazards, fit_weights
 from ehrsequencing.records.hazards import cumulative_incidence
 from ehrsequencing.records.prepared import Prepared
@@ -102,15 +101,15 @@ def test_weights_are_those_of_out_of_fold_answers_and_of_tuning_people(
     assert blend is not None
     data, causes, tuning = plan.fitting_data(), len(plan.task.causes), plan.tuning
     rows = []
-    for fold in folds_of(np.diff(plan.train.rows.row_offsets), folds=stack.FOLDS, seed=data.seed):
+    for fold in folds_of(np.diff(plan.train.rows.row_offsets), folds=room.FOLDS, seed=data.seed):
         others = data.without(fold)
-        rows += stack.blend_rows([BoostedVisits.fit(others), LandmarkCox(others)], plan.train.take(fold), fold)
-    assert len(rows) == stack.FOLDS
+        rows += room.blend_rows([BoostedVisits.fit(others), LandmarkCox(others)], plan.train.take(fold), fold)
+    assert len(rows) == room.FOLDS
     of_two = fit_weights(BlendRows.joined(rows), n_causes=causes)
     np.testing.assert_allclose(blend.stacked.weights.value, of_two.value, atol=1e-9)
     everybody = np.arange(len(plan.train.timelines))
     seen = fit_weights(
-        BlendRows.joined(stack.blend_rows([blend.boosted, blend.cox], plan.train, everybody)), n_causes=causes
+        BlendRows.joined(room.blend_rows([blend.boosted, blend.cox], plan.train, everybody)), n_causes=causes
     )  # the mutant: of people whom the parts have seen
     assert np.abs(seen.value - of_two.value).max() > 0.01
 
@@ -299,9 +298,7 @@ def test_evaluate_takes_the_trees_of_the_blend_and_the_network_has_a_row_of_its_
         np.testing.assert_array_equal(likelihoods[name], one.nll(records))
 
 
-def test_members_and_recalibration_reach_the_risks_through_the_blend(
-    run: Path, sim_data: Path, prepared: Prepared, tmp_path: Path
-) -> None:
+def test_members_and_recalibration_reach_the_risks_through_the_blend(run: Path, prepared: Prepared) -> None:
     pair, records = Run(run), prepared.records("simulated", "held_out")
     one, twin = Run(run).model, Run(run).model
     with torch.no_grad():
@@ -325,21 +322,9 @@ def test_members_and_recalibration_reach_the_risks_through_the_blend(
     for of_member, model in zip(of_members, (one, twin), strict=True):
         np.testing.assert_allclose(of_member, by_hand(model), atol=1e-6)
 
-    folder = shutil.copytree(run, tmp_path / "run")
-    told = evaluate(
-        folder, settings=EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=0, recalibrate=True)
-    )["recalibration"]
-    a, b = ([told["fitted"][name][key] for name in pair.task.causes] for key in ("intercept", "slope"))
-    assert abs(a[0]) + abs(b[0] - 1) > 1e-3
-    corrected = Run(folder).recalibrated.risk(records, days)
+    a, b = np.array([0.3, -0.1]), np.array([0.8, 1.2])
+    corrected = Run(run).predictor.recalibrated(a, b).risk(records, days)
     np.testing.assert_allclose(corrected, by_hand(one, a, b), atol=1e-6)
-    assert np.abs(corrected - risk).max() > 1e-3
-    tuning = prepared.records("simulated", "tuning")
-    at = np.any([tuning.rows.at_landmark(moment) for moment in pair.task.landmarks], axis=0)
-    nll = [one.nll(tuning)[at].mean() for one in (Run(folder).predictor, Run(folder).recalibrated)]
-    assert nll[1] < nll[0]  # where it was fitted
-    predict(folder, sim_data, tmp_path / "risks.csv", recalibrated=True)
-    assert "low" not in (tmp_path / "risks.csv").read_text().split("\n")[0]  # no members, no band
 
 
 def test_evaluate_judges_the_blend_and_not_its_network(
@@ -469,8 +454,6 @@ def test_what_a_blend_cannot_do_is_refused(run: Path, prepared: Prepared, tmp_pa
         Plan.of(prepared, "simulated", load_study(None, [*SETTINGS, "model.head=visit"]))
     with pytest.raises(EhrseqError, match="may have seen the people"):
         Plan.of(prepared, "simulated", load_study(None, SETTINGS), init=Pretrained(run))
-    with pytest.raises(EhrseqError, match="has not been recalibrated"):
-        _ = Run(run).recalibrated
     assert folds_of(np.array([1, 0, 2, 1]), folds=2, seed=1)[0].tolist() != []
 
 

@@ -19,7 +19,6 @@ def plot_effect_of_run(
     *,
     horizon: str | float | None = None,
     cause: str | None = None,
-    recalibrated: bool = False,
     facts: dict[str, Any] | None = None,
     progress: bool = True,
     ax: "plots.Axes | None" = None,
@@ -37,7 +36,6 @@ def plot_effect_of_run(
         data: As in `predict`; default: the records that the run was trained on.
         horizon: As in `"1y"`, or a number of days; default: the main one of the report.
         cause: Default: the task's first outcome.
-        recalibrated: Whether to use what `ehrseq evaluate --recalibrate` fitted.
         facts: As in `predict`.
         progress: Whether to show a bar.
         ax: Axes of matplotlib to draw into; default: new ones.
@@ -60,7 +58,6 @@ def plot_effect_of_run(
         run,
         cause=cause,
         horizon_days=None if horizon is None else day_of(horizon),
-        recalibrated=recalibrated,
     )
     source = run.prepared().manifest["data_path"] if data is None else data
     with opened(run, source, facts=facts, show=progress, label="moving values") as records:

@@ -128,8 +128,8 @@ def update(
 ) -> "TrainedRun":
     """Update a run for the people of another hospital: nothing, the level, or level and slope.
 
-    A closed test chooses for each cause (`predictors/update.py`), at the landmarks. The level needs 11 people with the
-    event, the slope 50; estimates are shrunk. The weights of a network and of a blend stay.
+    A closed test chooses for each cause (`predictors/recalibration.py`), at the landmarks. The level needs 11 people
+    with the event, the slope 50; estimates are shrunk. The weights of a network and of a blend stay.
 
     Args:
         run: The run, a shared copy of one, or its folder.

@@ -67,7 +67,6 @@ class TrainedRun(Hinted, Answering, Run):
         at: str = "last",
         since: str | None = None,
         horizons: Sequence[str | float] | str | None = None,
-        recalibrated: bool = False,
         force: bool = False,
         facts: dict[str, Any] | None = None,
         progress: bool = True,
@@ -79,7 +78,6 @@ class TrainedRun(Hinted, Answering, Run):
             at: As of `ehrseq predict --at`: `last`, `all`, `index`, `every-index`, or a date ("as of that day").
             since: Only people whose index is so recent: `14d` before the data's end or the date of `at`, or a date.
             horizons: As in `["90d", "1y"]`, or numbers of days; default: the task's.
-            recalibrated: Whether to use what `ehrseq evaluate --recalibrate` fitted.
             force: Whether to answer even if hardly any code of the data is known to the run.
             facts: What the data's own files do not tell, as in `{"extracted": "2026-03-01"}`.
             progress: Whether to show a bar.
@@ -100,9 +98,7 @@ class TrainedRun(Hinted, Answering, Run):
             (400, True)
         """
         moment = Moment(str(at), since)  # a wrong one is refused before the model is loaded
-        predictor = RiskPredictor(
-            self, None if horizons is None else days_of(horizons), recalibrated=recalibrated
-        )
+        predictor = RiskPredictor(self, None if horizons is None else days_of(horizons))
         with opened(self, data, facts=facts, show=progress) as records:
             table = predictions(records, predictor, at=moment, force=force, say=warn_of)
         return table.to_pandas()
@@ -115,7 +111,6 @@ class TrainedRun(Hinted, Answering, Run):
         horizon: str | float | None = None,
         cause: str | None = None,
         kind: str | None = None,
-        recalibrated: bool = False,
         facts: dict[str, Any] | None = None,
         progress: bool = True,
     ) -> pd.DataFrame:
@@ -130,7 +125,6 @@ class TrainedRun(Hinted, Answering, Run):
             cause: Default: the task's first outcome.
             kind: Of a subject: `code`, `visit`, `code in visit` (default), `pair`, `since the prediction time before`,
                 or `all`.
-            recalibrated: Whether to use what `ehrseq evaluate --recalibrate` fitted.
             facts: As in `predict`.
             progress: Whether to show a bar.
 
@@ -152,7 +146,6 @@ class TrainedRun(Hinted, Answering, Run):
             self,
             cause=cause,
             horizon_days=None if horizon is None else day_of(horizon),
-            recalibrated=recalibrated,
         )
         with opened(self, data, facts=facts, show=progress, label="explaining") as records:
             explanation = explained(
@@ -269,7 +262,6 @@ class TrainedRun(Hinted, Answering, Run):
         subjects: int = 10_000,
         fewest: int = 11,
         what_if: bool = True,
-        recalibrated: bool = False,
         megabytes: float = 15.0,
         force: bool = False,
         facts: DataConfig | Mapping[str, Any] | None = None,
@@ -285,7 +277,6 @@ class TrainedRun(Hinted, Answering, Run):
             subjects: At most so many, drawn at random.
             fewest: Codes that fewer patients have are shown as "rare code".
             what_if: Whether each code and each visit is struck in advance.
-            recalibrated: As in `predict`.
             megabytes: Above it, what-if answers are those of the latest prediction only.
             force: As in `predict`.
             facts: As in `predict`.
@@ -309,7 +300,6 @@ class TrainedRun(Hinted, Answering, Run):
             fewest=fewest,
             what_if=what_if,
             megabytes=megabytes,
-            recalibrated=recalibrated,
         )
         refuse_existing(page, EXPLORER, overwrite=overwrite)
         with meds_folder(data) as folder, bar("exploring", show=progress) as tick:

@@ -48,12 +48,6 @@ _EvaluateData = Annotated[
 _EvaluateOut = Annotated[
     Path | None, typer.Option("--out", help="With --data: folder to make [RUN/external-NAME]")
 ]
-_EvaluateRecalibrate = Annotated[
-    bool,
-    typer.Option(
-        "--recalibrate", help="Fit a recalibration on the tuning split and report its effect"
-    ),
-]
 _EvaluateSplits = Annotated[
     int | None,
     typer.Option("--splits", help="Also train and evaluate on this many random 80/20 splits"),
@@ -84,7 +78,6 @@ def evaluate(
     data: _EvaluateData = None,
     out: _EvaluateOut = None,
     overwrite: Overwrite = False,
-    recalibrate: _EvaluateRecalibrate = False,
     splits: _EvaluateSplits = None,
     split_seed: _EvaluateSplitSeed = None,
     walk: _EvaluateWalk = None,
@@ -97,7 +90,6 @@ def evaluate(
     """
     keep_freed_memory()
     given = [*(overrides or ()), *([f"evaluation.baselines={baselines}"] if baselines else ())]
-    given += ["evaluation.recalibrate=true"] if recalibrate else []
     external = data is not None and splits is None and walk is None
     command = "evaluate --data" if external else "evaluate"
     study = read_study(config, given, command)

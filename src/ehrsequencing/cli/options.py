@@ -54,12 +54,6 @@ KeyFile = Annotated[
 MovedSet = Annotated[
     Path | None, typer.Option("--prepared", help="The prepared set, if it has moved")
 ]
-Recalibrated = Annotated[
-    bool,
-    typer.Option(
-        "--recalibrated", help="Apply the recalibration that ehrseq evaluate --recalibrate fitted"
-    ),
-]
 RunFolder = Annotated[Path, typer.Argument(help="What ehrseq train made")]
 TaskFiles = Annotated[list[Path] | None, typer.Option("--task", help="Task file; may be repeated")]
 

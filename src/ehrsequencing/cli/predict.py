@@ -14,7 +14,6 @@ from ehrsequencing.cli.options import (
     KeyFile,
     Overrides,
     Overwrite,
-    Recalibrated,
     RunFolder,
     open_run,
     read_study,
@@ -81,7 +80,6 @@ def predict(
     at: _PredictAt = "all",
     since: _PredictSince = None,
     horizons: _PredictHorizons = None,
-    recalibrated: Recalibrated = False,
     outcome: _PredictOutcome = None,
     top: _PredictTop = None,
     threshold: _PredictThreshold = None,
@@ -114,7 +112,7 @@ def predict(
     given |= {"overwrite": overwrite, "say": remark}
     if outcome or top is not None:
         refuse_idle(
-            {"--recalibrated": recalibrated, "--strict": strict, "--threshold": threshold},
+            {"--strict": strict, "--threshold": threshold},
             "beside --outcome and --top: it is for the task's causes",
             where="ehrseq predict",
         )
@@ -131,9 +129,7 @@ def predict(
     given |= {"limits": study.drift, "threshold": threshold, "strict": strict}
     given["journal"] = None if journal is None else Journal(journal, key)
     with bar("predicting") as tick:
-        found, unlike, wrote = write_list(
-            opened, data, out, recalibrated=recalibrated, progress=tick, **given
-        )
+        found, unlike, wrote = write_list(opened, data, out, progress=tick, **given)
     times = sum(found["prediction_times"].values())
     say(f"risks at {times:,} prediction times")
     result = {"prediction_times": times} | {name: found[name] for name in ("above", "drift")}
@@ -271,7 +267,6 @@ def explain(
     out: _ExplainOut = None,
     overwrite: Overwrite = False,
     subjects: _ExplainSubjects = None,
-    recalibrated: Recalibrated = False,
     config: Config = None,
 ) -> None:
     """Show which codes and visits move a risk.
@@ -300,7 +295,7 @@ def explain(
     days = None if horizon is None else day_of(horizon, where="--horizon")
     study = read_study(config, overrides, "explain")
     opened = open_run(run, study, "explain", config=config, data=data)
-    question = Question.for_run(opened, cause=cause, horizon_days=days, recalibrated=recalibrated)
+    question = Question.for_run(opened, cause=cause, horizon_days=days)
     with bar("explaining") as tick:
         records = NewRecords(question.run, data, study.data)
         note(records.require_known(force=False))
@@ -423,7 +418,6 @@ def explore(
     fewest: _ExploreFewest = 11,
     what_if: _ExploreWhatIf = True,
     megabytes: _ExploreMegabytes = None,
-    recalibrated: Recalibrated = False,
     force: Force = False,
     config: Config = None,
 ) -> None:
@@ -446,7 +440,6 @@ def explore(
         fewest=fewest,
         what_if=what_if,
         megabytes=15.0 if megabytes is None else megabytes,
-        recalibrated=recalibrated,
         force=force,
         facts=study.data,
         progress=shown(),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ehrsequencing.cli.console import bar, finish, note, remark, say, shown
-from ehrsequencing.cli.options import Force, Overwrite, Recalibrated, RunFolder, open_run
+from ehrsequencing.cli.options import Force, Overwrite, RunFolder, open_run
 from ehrsequencing.core.errors import EhrseqError, install
 from ehrsequencing.core.signals import keep_freed_memory
 
@@ -79,7 +79,6 @@ def serve(
     token: _ServeToken = None,
     allow_host: _ServeAllowHost = None,
     stale: _ServeStale = "1y",
-    recalibrated: Recalibrated = False,
     max_body: _ServeMaxBody = 16,
     max_rows: _ServeMaxRows = 20_000,
     max_visits: _ServeMaxVisits = 5_000,
@@ -125,7 +124,7 @@ def serve(
         from ehrsequencing.explorer import ExplorerSettings, collect, page as page_of
         from ehrsequencing.prediction.predict import NewRecords
 
-        settings = ExplorerSettings(what_if=what_if, recalibrated=recalibrated)
+        settings = ExplorerSettings(what_if=what_if)
         with bar("reading the patients") as tick:
             records = NewRecords(opened, data)
             return page_of(collect(records, settings, force=force, progress=tick, say=note))
@@ -144,7 +143,6 @@ def serve(
         port=port,
         token=token,
         names=tuple(allow_host or ()),
-        recalibrated=recalibrated,
         limits=limits,
         explorer=explorer,
         on_start=on_start,

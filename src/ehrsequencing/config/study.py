@@ -120,8 +120,6 @@ class EvaluationConfig(Settings):
     tuning_trials: int | None = Field(default=None, ge=0)
     # YAML file with what only people know (TRIPOD+AI); examples/tripod.yaml is an empty one
     tripod: str | None = None
-    # fit a recalibration on the tuning split; report calibration before and after
-    recalibrate: bool = False
 
 
 class DriftConfig(Settings):

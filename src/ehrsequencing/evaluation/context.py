@@ -203,7 +203,6 @@ class Context:
             },
             "audit": None,
             "external": None,
-            "recalibration": None,
             "repeated_splits": None,
             "score": None,
             **self._training(),

@@ -8,22 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from ehrsequencing.config import TaskConfig
 from ehrsequencing.core.arrays import Bools, Floats, Ints
-from ehrsequencing.core.disclosure import TOO_FEW, shareable_count
+from ehrsequencing.core.disclosure import TOO_FEW
 from ehrsequencing.evaluation import results
 from ehrsequencing.evaluation.comparison import Comparison
-from ehrsequencing.evaluation.results import number
 from ehrsequencing.metrics.bootstrap import interval_around, logit_interval, percentile_interval
 from ehrsequencing.metrics.calibration import gap_days, incidence_gap, mean_distance
 from ehrsequencing.metrics.censoring import divide
 from ehrsequencing.metrics.outcomes import Metric, ScoredRows
 from ehrsequencing.metrics.registry import METRICS, in_columns, taken, values
-from ehrsequencing.prediction.run import Run
-from ehrsequencing.predictors.recalibration import Recalibration, fit_recalibration
 from ehrsequencing.records.attrition import too_few
-from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.results.result_types import Calibrations, MetricRow, RecalibrationPart
+from ehrsequencing.results.result_types import MetricRow
 
 BIASED = "biased under resampling"  # why a row has no interval
 WORK_ELEMENTS = 2**18  # resamples × rows of one work array: what fits the cache
@@ -370,61 +365,3 @@ def nll_row(scope: Comparison, nll: Floats, *, model: str, cause: str) -> Metric
         subjects=part.subjects,
         events=events,
     )
-
-
-# ---- risks before and after a recalibration --------------------------------------------------------------------------
-
-
-FITTED_ON = "tuning"
-SHOWN = ("intercept", "slope", "oe")
-
-
-def recalibrate(run: Run, prepared: Prepared) -> Recalibration:
-    """Fit each cause's recalibration on the tuning split's landmark queries, where models are compared.
-
-        log λ'_{e,k} = a_e + b_e · log λ_{e,k}        a = 0, b = 1: nothing to fix
-
-    λ are the hazards of the run, in a blend the blended ones. b < 1 draws the hazards of different people together (an
-    over-fitted model), a moves their level. The model is not changed: `ehrseq predict --recalibrated` uses the result.
-    """
-    records = prepared.records(run.task.name, FITTED_ON)
-    rows = records.rows
-    at_landmark = np.any([rows.at_landmark(days) for days in run.task.landmarks], axis=0)
-    eta = [np.log(hazards[at_landmark[part]]) for part, hazards in run.predictor.hazards(records)]
-    chosen = np.flatnonzero(at_landmark)
-    return fit_recalibration(
-        np.concatenate(eta),
-        run.predictor.edges_days,
-        duration_days=rows.duration_days[chosen],
-        cause=rows.cause[chosen],
-        entry_days=rows.entry_days[chosen],
-        subject=rows.subject[chosen],
-    )
-
-
-def before_and_after(
-    scope: Comparison, task: TaskConfig, fitted: Recalibration
-) -> RecalibrationPart:
-    """The `recalibration` key of `metrics.json`: calibration at one landmark of the models `before` and `after`."""
-
-    def measured(side: str) -> Calibrations:
-        estimates = metric_estimates(scope, side, [METRICS[key] for key in SHOWN])
-        return {
-            name: {key: [number(v) for v in one.value[e]] for key, one in estimates.items()}
-            for e, name in enumerate(task.causes)
-        }
-
-    columns = zip(
-        task.causes, fitted.intercept[:, 0], fitted.slope[:, 0], fitted.subjects, strict=True
-    )
-    return {
-        "fitted_on": FITTED_ON,
-        "landmark_days": scope.landmark_days,
-        "horizons_days": scope.horizons_days.tolist(),
-        "before": measured("before"),
-        "after": measured("after"),
-        "fitted": {
-            name: {"intercept": float(a), "slope": float(b), "events": shareable_count(int(n))}
-            for name, a, b, n in columns
-        },
-    }

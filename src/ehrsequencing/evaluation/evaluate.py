@@ -14,7 +14,6 @@ import numpy as np
 from ehrsequencing.config import EvaluationConfig
 from ehrsequencing.core.arrays import Floats, selected
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import write_json
 from ehrsequencing.core.signals import give_back_freed_memory
 from ehrsequencing.evaluation import population as follow_up, results
 from ehrsequencing.evaluation.cohort_table import cohort_table
@@ -30,13 +29,11 @@ from ehrsequencing.evaluation.curves import (
     smooth_rows,
 )
 from ehrsequencing.evaluation.estimates import (
-    before_and_after,
     difference_rows,
     hazards_rows,
     metric_rows,
     nll_row,
     over_time_rows,
-    recalibrate,
     scope_estimates,
 )
 from ehrsequencing.evaluation.examples import SIMULATED_TRAJECTORIES, code_effects, trajectories
@@ -53,11 +50,10 @@ from ehrsequencing.evaluation.rivals import (
     trials_of,
 )
 from ehrsequencing.evaluation.subgroups import groups_of_rows, subgroup_rows
-from ehrsequencing.prediction.run import RECALIBRATION, Run, add_to_run, opened, require_room
+from ehrsequencing.prediction.run import Run, opened, require_room
 from ehrsequencing.predictors.fit import Fitted
 from ehrsequencing.predictors.from_file import FromFile
 from ehrsequencing.predictors.predictor import Predictor, risks_and_likelihoods
-from ehrsequencing.predictors.recalibration import Recalibration
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.results.redaction import INDIVIDUAL
 from ehrsequencing.results.result_types import (
@@ -66,7 +62,6 @@ from ehrsequencing.results.result_types import (
     IncidenceRow,
     MetricRow,
     Oracle,
-    RecalibrationPart,
     SmoothRow,
     SubgroupRow,
 )
@@ -359,14 +354,6 @@ class Evaluation:
         self.warnings += oracle_warnings(table)
         return table
 
-    def recalibrated(self, fitted: Recalibration, landmark_days: float | None) -> RecalibrationPart:
-        """Calibration at one landmark, as trained and recalibrated."""
-        after = self.source.predictor.recalibrated(fitted.intercept[:, 0], fitted.slope[:, 0])
-        risks = self.risks({"before": self.source.predictor, "after": after})
-        scopes = self.comparisons(risks, self.horizons)
-        scope = next(one for one in scopes if one.landmark_days == landmark_days)
-        return before_and_after(scope.without_resamples(), self.task, fitted)
-
 
 def evaluate_predictors(
     source: Evaluated,
@@ -377,22 +364,15 @@ def evaluate_predictors(
     beside: Mapping[str, Predictor] | None = None,
     progress: Say = lambda _: None,
 ) -> Exact:
-    """Evaluate what answers on a population, beside baselines; recalibrated too, where the settings ask for it.
+    """Evaluate what answers on a population, beside baselines.
 
     Arguments as of `Evaluation`; without a prepared set there are no baselines.
     """
-    fitted = None
-    if settings.recalibrate and source.run is not None and prepared is not None:
-        fitted = recalibrate(source.run, prepared)
     rivals = fit_rivals(source, prepared, settings, progress)
     evaluation = Evaluation(
         source, population, prepared=prepared, settings=settings, fitted=rivals, beside=beside
     )
-    result = evaluation.result(progress=progress)
-    if fitted is not None:
-        landmark = result["main"]["landmark_days"]
-        result["recalibration"] = evaluation.recalibrated(fitted, landmark)
-    return result
+    return evaluation.result(progress=progress)
 
 
 def evaluate(
@@ -438,9 +418,5 @@ def evaluate(
     if earlier is not None and settings.tripod is None:
         result["tripod"] = earlier["tripod"]  # what people answered stays
     results.keep_earlier(run.folder)
-    if (recalibration := result["recalibration"]) is not None:
-        # the values before and after stand in `metrics.json`, which hides small numbers of people
-        facts = {"fitted": recalibration["fitted"]}
-        add_to_run(run.folder, RECALIBRATION, lambda path: write_json(path, facts))
     results.add_result(result, run.folder)
     return result

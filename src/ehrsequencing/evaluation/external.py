@@ -206,15 +206,15 @@ def validate(
     evaluated = Evaluated.of_run(run)
     settings = settings or run.study.evaluation
     is_updated = "update" in run.manifest
-    if is_updated and (prepared is not None or settings.recalibrate):
+    if is_updated and prepared is not None:
         run.prepared(prepared)  # refuses
     own = prepared or Path(run.manifest["prepared"])
     store = Prepared(own) if own.is_dir() and not is_updated else None
-    if store is None and (prepared is not None or settings.recalibrate):
+    if store is None and prepared is not None:
         raise EhrseqError(
             "the prepared set is not there",
             where=str(own),
-            fix="name the set that the run was trained on with --prepared, or leave out --recalibrate",
+            fix="name the set that the run was trained on with --prepared",
         )
     if out is None:
         refuse_shared(run.folder, run.manifest)

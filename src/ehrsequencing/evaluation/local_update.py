@@ -27,10 +27,10 @@ from ehrsequencing.core.outputs import (
 from ehrsequencing.evaluation.external import External, read_external
 from ehrsequencing.prediction.reference import reference_risks
 from ehrsequencing.prediction.run import UPDATE, Run
-from ehrsequencing.predictors.recalibration import fit_recalibration
-from ehrsequencing.predictors.update import (
+from ehrsequencing.predictors.recalibration import (
     CauseUpdate,
     Labels,
+    fit_recalibration,
     fit_update,
     largest_allowed,
 )

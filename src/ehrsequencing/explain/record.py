@@ -295,13 +295,11 @@ class Question:
         run: The run.
         cause: Number of the cause, from 0.
         horizon_days: None for the `visit` head.
-        recalibrated: Whether to use what `ehrseq evaluate --recalibrate` fitted.
     """
 
     run: Run
     cause: int
     horizon_days: float | None
-    recalibrated: bool = False
 
     @classmethod
     def for_run(
@@ -310,7 +308,6 @@ class Question:
         *,
         cause: str | None = None,
         horizon_days: float | None = None,
-        recalibrated: bool = False,
     ) -> "Question":
         """A question that the run can answer.
 
@@ -318,7 +315,6 @@ class Question:
             run: The run.
             cause: Name of the cause; default: the first of the task.
             horizon_days: Default: the run's main horizon.
-            recalibrated: Whether to use what `ehrseq evaluate --recalibrate` fitted.
 
         Raises:
             EhrseqError: The run has no such cause, or cannot answer for the horizon.
@@ -332,7 +328,7 @@ class Question:
             )
         asked = run.main_horizon if horizon_days is None and not run.is_visit_head else horizon_days
         (horizon,) = horizons_of(run, None if asked is None else [asked])
-        return cls(run, causes.index(cause) if cause else 0, horizon, recalibrated)
+        return cls(run, causes.index(cause) if cause else 0, horizon)
 
     @property
     def cause_name(self) -> str:
@@ -348,8 +344,8 @@ class Question:
 
     @cached_property
     def predictor(self) -> Predictor:
-        """What answers, recalibrated or not; the `visit` head has none."""
-        return self.run.recalibrated if self.recalibrated else self.run.predictor
+        """What answers; the `visit` head has none."""
+        return self.run.predictor
 
     def answer(self, records: TaskRecords) -> Floats:
         """(R, 2) risk and log hazard at every prediction time; NaN where the run has no answer."""
@@ -385,7 +381,6 @@ def edited_risks(
     *,
     rows: Sequence[int] | None = None,
     horizons_days: Sequence[float] | None = None,
-    recalibrated: bool = False,
 ) -> Floats32:
     """The risks of edited copies of a record.
 
@@ -395,7 +390,6 @@ def edited_risks(
         edits: E edits, one copy of the record for each.
         rows: Which of the record's prediction times, by their numbers; default: all of them.
         horizons_days: Days after the prediction time; default: the task's horizons.
-        recalibrated: Whether to use what `ehrseq evaluate --recalibrate` fitted.
 
     Returns:
         (E, R, causes, horizons) cumulative incidence, as `predict` gives it; for the `visit` head (E, R, 1, 1).
@@ -403,7 +397,7 @@ def edited_risks(
     Raises:
         EhrseqError: An edit names a code or a visit that the record does not have, or a horizon is out of reach.
     """
-    predictor = RiskPredictor(run, horizons_days, recalibrated=recalibrated)
+    predictor = RiskPredictor(run, horizons_days)
     copies = Copies(record, [kept_rows(record, edit) for edit in edits], rows)
     return next(predict_copies(run.vocabulary, [copies], predict=predictor.risk))
 

@@ -223,7 +223,6 @@ def removed_risks(
     shown: ShownCodes,
     removals: Removals,
     *,
-    recalibrated: bool = False,
     progress: Tick | None = None,
 ) -> Floats32:
     """(answers, causes, horizons) the risks of the edited records, by the horizons of the task.
@@ -233,7 +232,6 @@ def removed_risks(
         gathered: Its patients.
         shown: Names of their codes.
         removals: What is struck.
-        recalibrated: Whether the recalibrated model answers.
         progress: Called with (patients done, patients to do).
     """
     patients, run = gathered.patients, records.run
@@ -258,9 +256,7 @@ def removed_risks(
             continue
         n_rows = len(record.moments)
         start = int(removals.first_row[own.start : own.stop].min())
-        risk = edited_risks(
-            run, record, edits, rows=range(start, n_rows), recalibrated=recalibrated
-        )
+        risk = edited_risks(run, record, edits, rows=range(start, n_rows))
         for e, answers in zip(own, risk, strict=True):
             out[slice(*removals.answer_offsets[e : e + 2])] = answers[
                 int(removals.first_row[e]) - start :

@@ -73,7 +73,7 @@ def collect(
         EhrseqError: Nobody has a prediction time, or the run has no risk curves.
     """
     settings, run = settings or ExplorerSettings(), records.run
-    predictor = RiskPredictor(run, recalibrated=settings.recalibrated)
+    predictor = RiskPredictor(run)
     if run.is_visit_head:
         raise EhrseqError(
             "the explorer needs risk curves, and the visit head has none",
@@ -105,7 +105,5 @@ def collect(
             "what-if answers are those of each patient's latest prediction: at all of them the file would be too large"
         )
     tick(0, len(patients), "striking codes and visits")
-    removed = removed_risks(
-        records, gathered, shown, removals, recalibrated=settings.recalibrated, progress=progress
-    )
+    removed = removed_risks(records, gathered, shown, removals, progress=progress)
     return Explorer(run, settings, gathered, shown, days, removals, removed, latest_only)

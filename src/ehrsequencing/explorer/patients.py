@@ -37,7 +37,6 @@ class ExplorerSettings:
         what_if: Whether single removals are computed in advance.
         megabytes: The what-if answers cover every prediction time where the file stays below this size; else only the
             latest one of each patient.
-        recalibrated: Whether to use what `ehrseq evaluate --recalibrate` fitted.
 
     Raises:
         EhrseqError: A number is out of range.
@@ -47,7 +46,6 @@ class ExplorerSettings:
     fewest: int = SMALLEST_COUNT
     what_if: bool = True
     megabytes: float = 15.0
-    recalibrated: bool = False
 
     def __post_init__(self) -> None:
         for name, value in (("subjects", self.subjects), ("fewest", self.fewest)):

@@ -31,14 +31,13 @@ from ehrsequencing.core.arrays import Ints, hash_u64
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import (
     atomic_path,
-    digest,
     disk_errors,
     locked,
     write_bytes,
 )
 from ehrsequencing.core.outputs import JOURNAL
 from ehrsequencing.prediction.prediction_file import Risks, with_notes
-from ehrsequencing.prediction.run import RECALIBRATION, Run
+from ehrsequencing.prediction.run import Run
 
 ID_DIGITS = 24
 _PERSON = pa.binary(ID_DIGITS)
@@ -142,7 +141,7 @@ class Journal:
 
     @contextmanager
     def writer(
-        self, run: Run, edges_days: Sequence[float], end_us: int, *, recalibrated: bool
+        self, run: Run, edges_days: Sequence[float], end_us: int
     ) -> Iterator[Callable[[Risks], None]]:
         """Add a night by what is yielded. Its file appears when everything is written, and not at all after an error.
 
@@ -158,10 +157,8 @@ class Journal:
                     fix="predict for newer records, or leave out --journal; "
                     "dates that are shifted must be shifted alike every night",
                 )
-            recalibration = run.manifest["files"].get(RECALIBRATION) if recalibrated else None
-            version = digest([run.fingerprint, recalibration])
             edges = ",".join(map(repr, map(float, edges_days)))
-            values = (self._mark, str(end_us), run.fingerprint, version, edges)
+            values = (self._mark, str(end_us), run.fingerprint, run.fingerprint, edges)
             hazard = pa.list_(pa.float32(), len(run.task.causes) * (len(edges_days) + 1))
             times = [(name, pa.timestamp("us")) for name in _TIMES]
             schema = with_notes(
@@ -175,7 +172,7 @@ class Journal:
                 atomic_path(path, owner_only=True) as temporary,
                 pq.ParquetWriter(temporary, schema) as file,
             ):
-                yield partial(self._add, file, schema, end_us, self._known(version))
+                yield partial(self._add, file, schema, end_us, self._known(run.fingerprint))
 
     def _add(self, file: Any, schema: pa.Schema, end_us: int, known: Hashes, risks: Risks) -> None:
         """Append predictions, which hold hazards and indexes, to a night's file; those that are known are left out."""

@@ -222,7 +222,6 @@ def predict(
     horizons_days: Sequence[float] | None = None,
     facts: DataConfig | None = None,
     limits: DriftConfig | None = None,
-    recalibrated: bool = False,
     force: bool = False,
     overwrite: bool = False,
     journal: Journal | None = None,
@@ -243,7 +242,6 @@ def predict(
         horizons_days: Default: the task's horizons.
         facts: What the data set's own files do not tell.
         limits: Beyond which people differ from the training people so much that it is said.
-        recalibrated: Whether to use what `ehrseq evaluate --recalibrate` fitted.
         force: Whether to answer even if hardly any code of the data is known to the run.
         overwrite: Whether predictions that are there are replaced.
         journal: Where the predictions are kept too.
@@ -260,7 +258,7 @@ def predict(
     """
     moment = refuse_early(out, data, at, since, overwrite=overwrite)
     run = Run(run_folder)
-    predictor = RiskPredictor(run, horizons_days, recalibrated=recalibrated)
+    predictor = RiskPredictor(run, horizons_days)
     predictor.keeps_hazards = journal is not None
     records = NewRecords(run, data, facts, progress, limits=limits or DriftConfig())
     with ExitStack() as stack:
@@ -279,7 +277,7 @@ def predict(
         takers = [file.write, each]
         if journal is not None:  # its file appears before the list
             edges, end_us = run.predictor.edges_days, records.end_us
-            night = journal.writer(run, edges, end_us, recalibrated=recalibrated)
+            night = journal.writer(run, edges, end_us)
             takers.append(stack.enter_context(night))
         count = 0
         for risks in predictor.answers(records, moment, force=force, say=say):
@@ -296,7 +294,6 @@ class RiskPredictor:
     Args:
         run: The run.
         horizons_days: Default: the task's horizons.
-        recalibrated: Whether to use what `ehrseq evaluate --recalibrate` fitted.
 
     Attributes:
         of_run: What answers, and its members, whose risks make the band; None for the `visit` head.
@@ -306,17 +303,13 @@ class RiskPredictor:
         keeps_hazards: Whether answers hold the hazards too.
 
     Raises:
-        EhrseqError: A horizon that the run cannot answer for, or nothing has been recalibrated.
+        EhrseqError: A horizon that the run cannot answer for.
     """
 
-    def __init__(
-        self, run: Run, horizons_days: Sequence[float] | None = None, *, recalibrated: bool = False
-    ) -> None:
+    def __init__(self, run: Run, horizons_days: Sequence[float] | None = None) -> None:
         self.run = run
         self.horizons_days = horizons_of(run, horizons_days)
-        self.of_run: Predictor | None = None
-        if not run.is_visit_head:
-            self.of_run = run.recalibrated if recalibrated else run.predictor
+        self.of_run: Predictor | None = None if run.is_visit_head else run.predictor
         self.causes = run.task.causes
         self.start_days = start_days_of(run)
         self.keeps_hazards = False

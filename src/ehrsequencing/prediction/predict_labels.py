@@ -66,7 +66,6 @@ def predict_labels(
     cause: str | None = None,
     horizons_days: list[float] | None = None,
     facts: DataConfig | None = None,
-    recalibrated: bool = False,
     force: bool = False,
     progress: Progress | None = None,
     say: Callable[[str], None] = lambda _: None,
@@ -82,7 +81,6 @@ def predict_labels(
         cause: Default: the run's cause of interest.
         horizons_days: One horizon; may be left out where the run's task has one.
         facts: What the data set's own files do not tell.
-        recalibrated: Whether to use what `ehrseq evaluate --recalibrate` fitted.
         force: Whether to answer even if hardly any code of the data is known to the run.
         overwrite: Whether predictions that are there are replaced.
         progress: Called with (shards done, shards to do).
@@ -100,7 +98,7 @@ def predict_labels(
     refuse_overlap(out, data)
     refuse_overlap(out, labels)
     run, wanted = Run(run_folder), read_boolean_labels(labels)
-    predictor = RiskPredictor(run, horizons_days, recalibrated=recalibrated)
+    predictor = RiskPredictor(run, horizons_days)
     column = _column(predictor, cause)
     # The labels are the index times, for everybody in them; the file of the run's own index may be gone.
     index = IndexConfig(file=str(labels), which="every")

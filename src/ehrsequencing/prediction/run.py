@@ -47,7 +47,6 @@ if TYPE_CHECKING:  # what holds torch is imported with the model
 
 AUDIT = "audit.json"  # what `ehrseq audit` found
 METRICS = "metrics.json"  # what `ehrseq evaluate` found
-RECALIBRATION = "recalibration.json"  # what `ehrseq evaluate --recalibrate` fitted
 UPDATE = "update.json"  # of a run that `ehrseq update` made: intercept and slope of each cause
 _PATIENCE = 60.0  # seconds to wait for another command that adds a file to the run
 _FACTS = {"excluded": list, "fingerprint": str, "labels": str, "prepared": str, "vocabulary": str}
@@ -211,32 +210,6 @@ class Run:
         while isinstance(predictor, Recalibrated):
             predictor = predictor.inner
         return predictor if isinstance(predictor, Blend) else None
-
-    @property
-    def recalibrated(self) -> "Predictor":
-        """The predictor with what `ehrseq evaluate --recalibrate` fitted.
-
-        Raises:
-            EhrseqError: Nothing has been fitted.
-        """
-        if RECALIBRATION not in self.manifest["files"]:
-            raise EhrseqError(
-                "has not been recalibrated",
-                where=str(self.folder),
-                fix=f"run ehrseq evaluate {self.folder} --recalibrate first",
-            )
-        if RECALIBRATION in self.altered:
-            raise EhrseqError(
-                self.altered[RECALIBRATION],
-                where=str(self.folder / RECALIBRATION),
-                fix=f"run ehrseq evaluate {self.folder} --recalibrate again",
-            )
-        fitted = read_json(self.folder / RECALIBRATION)["fitted"]
-        a, b = (
-            np.array([fitted[name][key] for name in self.task.causes])
-            for key in ("intercept", "slope")
-        )
-        return self.predictor.recalibrated(a, b)
 
     @cached_property
     def training_people(self) -> TrainingPeople | None:

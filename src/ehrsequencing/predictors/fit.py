@@ -14,14 +14,13 @@ import numpy as np
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.metrics.censoring import StepFunction, aalen_johansen, conditional_risk
-from ehrsequencing.predictors.blend import STACKED, Blend
+from ehrsequencing.predictors.blend import FOLDS, STACKED, Blend, fit_stack, folds_of, sampled
 from ehrsequencing.predictors.boosted import BoostedVisits
+from ehrsequencing.predictors.cox import LandmarkCox
 from ehrsequencing.predictors.fitting_data import FittingData, kind_of
 from ehrsequencing.predictors.history import AGE_KNOTS_YEARS, has_static
-from ehrsequencing.predictors.landmark_cox import LandmarkCox
 from ehrsequencing.predictors.predictor import Predictor, hazards_of_each, in_parts
 from ehrsequencing.predictors.recalibration import MOST_ROWS, fit_recalibration
-from ehrsequencing.predictors.stack import FOLDS, fit_stack, folds_of, sampled
 from ehrsequencing.predictors.weights import BlendRows, fit_weights
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.hazards import cohort_hazards, exposure

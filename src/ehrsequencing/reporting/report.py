@@ -326,7 +326,6 @@ def _details(m: Shared, scores: Scores, shown: Mapping[Any, str]) -> dict[str, o
         "clock": panels.clock(tables.subgroups(m, shown)),
         "calibrations": by_cause(panels.calibrations(m, scores, shown)),
         "calibration": scores.blocks("calibration"),
-        "recalibration": tables.recalibration(m),
         "decisions": by_cause(panels.decisions(m, scores.models, shown)),
         "subgroups": tables.subgroups(m, shown),
         "repeated": tables.repeated(m),

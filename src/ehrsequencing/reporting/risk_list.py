@@ -95,7 +95,6 @@ def write_list(
     limits: DriftConfig | None = None,
     threshold: float | None = None,
     strict: bool = False,
-    recalibrated: bool = False,
     force: bool = False,
     overwrite: bool = False,
     journal: Journal | None = None,
@@ -115,7 +114,7 @@ def write_list(
     kept = run.task.horizons[len(run.task.horizons) // 2]  # of the risks that the run keeps
     is_kept = horizons_days is None or kept in days
     main = days.index(kept) if kept in days else len(days) // 2
-    question = Question.for_run(run, horizon_days=days[main], recalibrated=recalibrated)
+    question = Question.for_run(run, horizon_days=days[main])
     knots, source = None, "--threshold"
     if is_kept and run.training_people:
         group = "index" if "index" in at else at if at == "all" else "last"
@@ -150,7 +149,6 @@ def write_list(
                 horizons_days=horizons_days,
                 facts=facts,
                 limits=limits,
-                recalibrated=recalibrated,
                 force=force,
                 journal=journal,
                 progress=progress,

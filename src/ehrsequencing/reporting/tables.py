@@ -1,4 +1,4 @@
-"""The page's tables beside the metrics: inputs, checks, follow-up, subgroups, refits, repeated splits, recalibration.
+"""The page's tables beside the metrics: inputs, checks, follow-up, subgroups, refits, repeated splits.
 
 In: a redacted evaluation and the texts of its counts. Out: cells as text. A share of fewer than 11 people is withheld.
 """
@@ -171,7 +171,7 @@ def weightings(table: Scores) -> dict[str, Any] | None:
     )
 
 
-# ------------------------------------------------------------- repeated splits, recalibration, blend, codes that count
+# ------------------------------------------------------------- repeated splits, blend, codes that count
 
 
 def repeated(m: Shared) -> list[dict[str, object]]:
@@ -220,21 +220,6 @@ def _mean(row: RepeatedRow[int | str] | None, sign: str = "") -> str:
     return words + (
         f"; better in {row['wins']} of {row['of']}" if row.get("wins") is not None else ""
     )
-
-
-def recalibration(m: Shared) -> list[tuple[str, ...]]:
-    """Calibration before and after, a row per cause, measure and horizon."""
-    measures, rows = m["recalibration"], list[tuple[str, ...]]()
-    if measures is None:
-        return rows
-    for cause, before in measures["before"].items():
-        for measure in ("oe", "intercept", "slope"):
-            two = zip(before[measure], measures["after"][cause][measure], strict=True)
-            for horizon, pair in zip(m["horizons_days"], two, strict=True):
-                words = f"{METRICS[measure].name} by {duration(horizon)}"
-                numbers = ["undefined" if value is None else f"{value:.2f}" for value in pair]
-                rows.append((cause, words, *numbers))
-    return rows
 
 
 def without_network(scores: Scores) -> str:

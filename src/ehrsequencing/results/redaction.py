@@ -93,7 +93,6 @@ def redact(result: Exact | Shared, *, decimals: bool = True) -> Shareable[Shared
     inputs = _inputs(exact["inputs"])
     parts: dict[str, Callable[[Row], Any]] = {
         "external": partial(_external, rates=inputs["by_split"]),
-        "recalibration": partial(_recalibration, result=exact, cells=cells),
         "repeated_splits": partial(_repeated, cells=cells),
     }
     shown = {
@@ -309,37 +308,6 @@ def _external(external: Row, rates: Row) -> dict[str, Any]:
         **_counted({name: external.get(name) for name in _EXTERNAL}),
         "unknown_token_rate": rates.get("external", {}).get("unknown_token_rate"),
         "training_unknown_token_rate": rates.get("train", {}).get("unknown_token_rate"),
-    }
-
-
-def _recalibration(recalibration: Row, result: Exact, cells: Cells) -> dict[str, Any]:
-    """Calibration before and after, of causes with enough events by every horizon."""
-    landmark = recalibration["landmark_days"]
-    large = {
-        cause
-        for cause in result["causes"]
-        if all(
-            enough_people(*cells.get((landmark, cause, days), (11, 22)))
-            for days in result["horizons_days"]
-        )
-    }
-    fitted = recalibration.get("fitted", {})
-    shown = {
-        cause
-        for cause, row in fitted.items()
-        if shareable_count(row["events"]) not in (f"<{SMALLEST_COUNT}", 0)
-    }
-    parts = {"before": large, "after": large, "fitted": shown}
-    return {
-        **recalibration,
-        **{
-            name: {
-                cause: _counted(row)
-                for cause, row in recalibration.get(name, {}).items()
-                if cause in causes
-            }
-            for name, causes in parts.items()
-        },
     }
 
 

@@ -253,20 +253,6 @@ class ExternalPart(TypedDict, Generic[N]):
     people: str  # a digest
 
 
-Calibrations = dict[str, dict[str, list[float | None]]]  # cause → metric → by each horizon
-
-
-class RecalibrationPart(TypedDict):
-    """Calibration at one landmark, as trained and recalibrated."""
-
-    fitted_on: str
-    landmark_days: float | None
-    horizons_days: list[float]
-    before: Calibrations
-    after: Calibrations
-    fitted: dict[str, dict[str, Any]]  # cause → `intercept`, `slope`, `events`
-
-
 class RepeatedRow(TypedDict, Generic[N]):
     """A metric over random splits; in `differences` ours less that of the model."""
 
@@ -371,7 +357,6 @@ class Frame(Training, Generic[N]):
     inputs: dict[str, Any]
     audit: SharedAudit | None
     external: ExternalPart[N] | None
-    recalibration: RecalibrationPart | None
     repeated_splits: RepeatedSplits[N] | None
     score: dict[str, Any] | None
 

@@ -118,7 +118,7 @@ def _add_own_paths(app: FastAPI, service: Service) -> None:
     async def version() -> dict[str, Any]:
         """What answers: the version of ehrsequencing, and the run."""
         facts = predictor.facts()
-        return {"ehrsequencing": __version__, **facts, "recalibrated": predictor.recalibrated}
+        return {"ehrsequencing": __version__, **facts}
 
     @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def read_metrics() -> Response:
@@ -295,7 +295,6 @@ def serve(
     port: int = 8000,
     token: str | None = None,
     names: tuple[str, ...] = (),
-    recalibrated: bool = False,
     limits: Limits | None = None,
     explorer: Callable[[Run], str | None] = lambda _: None,
     on_start: Callable[[str], None] = lambda _: None,
@@ -310,7 +309,6 @@ def serve(
         port: 0: any free one.
         token: What clients must know.
         names: Further host names under which clients address the server.
-        recalibrated: Whether to use what `ehrseq evaluate --recalibrate` fitted.
         limits: Of one request.
         explorer: Makes the explorer's page, where it is served.
         on_start: Called with the URL once the server listens.
@@ -321,7 +319,7 @@ def serve(
     """
     allowed = access_to(host, token=token, names=names)
     run = Run(run_folder)
-    predictor = Predictor(run, data, recalibrated=recalibrated, limits=limits)
+    predictor = Predictor(run, data, limits=limits)
     with listener(host, port) as bound:
         page = explorer(run)  # it says as much where the reference risks have moved
         for moved in check_reference(run) if page is None else ():

@@ -85,7 +85,6 @@ class Predictor:
     Args:
         run: The run; its model is loaded now.
         data: A data set whose `codes.parquet` names the parents of codes; needed where the task has `under:` patterns.
-        recalibrated: Whether to use what `ehrseq evaluate --recalibrate` fitted.
         limits: Of one question.
 
     Raises:
@@ -97,13 +96,12 @@ class Predictor:
         run: Run,
         data: Path | None = None,
         *,
-        recalibrated: bool = False,
         limits: Limits | None = None,
     ) -> None:
-        self.run, self.recalibrated, self.limits = run, recalibrated, limits or Limits()
+        self.run, self.limits = run, limits or Limits()
         self.parents = {} if data is None else read_parents(data)
         self.descriptions = {} if data is None else read_descriptions(data)
-        self.asked = RiskPredictor(run, recalibrated=recalibrated)
+        self.asked = RiskPredictor(run)
         self._steps = cohort_steps(run.task)
         visits = run.study.visits
         self.encounter_column = visits.column if visits.by == "encounter" else None
@@ -168,7 +166,7 @@ class Predictor:
         """
         predictor = self.asked
         if horizons_days is not None:
-            predictor = RiskPredictor(self.run, horizons_days, recalibrated=self.recalibrated)
+            predictor = RiskPredictor(self.run, horizons_days)
         with self._read(rows, at, until_us) as read:
             encoder, times_, limits = read.encoder, read.times, self.limits
             times = 0 if read.has_died else len(times_.rows)
@@ -227,9 +225,7 @@ class Predictor:
             Problem: As in `answer`.
             EhrseqError: The run has no such cause or horizon.
         """
-        question = Question.for_run(
-            self.run, cause=cause, horizon_days=horizon_days, recalibrated=self.recalibrated
-        )
+        question = Question.for_run(self.run, cause=cause, horizon_days=horizon_days)
         with self._read(rows, at, until_us, most=self.limits.explained) as read:
             times, risk, moved = read.times, None, list[Moved]()
             if len(times.rows) and not read.has_died:

@@ -17,12 +17,10 @@ from ehrsequencing.models.outcomes import OutcomeHead
 from ehrsequencing.predictors.network import labelled_log_hazards
 from ehrsequencing.predictors.recalibration import Recalibration, fit_recalibration
 from ehrsequencing.results.result_types import EpochRow
-from ehrsequencing.training.hazards_objective import HazardsObjective, OwnObjective
 from ehrsequencing.training.loop import Objective, ShowProgress, Training, show_nothing
-from ehrsequencing.training.masked_codes import BesideHazards
-from ehrsequencing.training.plan import Plan
+from ehrsequencing.training.objectives import BesideHazards, HazardsObjective, OwnObjective
+from ehrsequencing.training.plan import Plan, starting_outcome_hazards
 from ehrsequencing.training.processes import ALONE, Processes, training_device
-from ehrsequencing.training.resolve import starting_outcome_hazards
 
 
 @dataclass(frozen=True)
