@@ -120,7 +120,7 @@ def test_a_code_that_may_say_so_much_passes_with_its_reason(tmp_path, monkeypatc
 
 
 def test_visits_of_a_study_on_few_days_with_few_codes_are_no_copies(tmp_path) -> None:
-    """Everybody is seen each year, within a week, for the same three measurements: chance makes pairs of visits equal."""
+    """Everybody is seen each year, within a week, for the same three measurements: chance makes visits equal."""
     rng, rows = np.random.default_rng(3), []
     for who in range(1, 401):
         rows.append(Row(who, 0, "INDEX"))

@@ -116,9 +116,7 @@ def _copies_with_losses(timelines: Timelines, split: Ints, is_asked: Bools) -> t
             here = is_next[one] & (split[who[one]] > split[who[other]]) & is_asked[who[other]]
             matches.append(np.stack([who[one[here]], who[other[here]], group[one[here]]]))
     distinct = np.unique(np.concatenate(matches, axis=1), axis=1)
-    people, same, count = np.unique(
-        distinct[:2], axis=1, return_inverse=True, return_counts=True
-    )
+    people, same, count = np.unique(distinct[:2], axis=1, return_inverse=True, return_counts=True)
     rarity = rarity[np.flatnonzero(is_new)][distinct[2]]
     by_chance = np.bincount(same.ravel(), rarity, len(count)) + 2 * np.log(len(timelines))
     is_same = (count >= FEWEST_RARE) & (count >= MOST_ALIKE * own[people[0]])
