@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
+from ehrsequencing.metrics.hazards import exposure, horizon_nll
 from ehrsequencing.predictors.weights import BlendRows, BlendWeights, blended_hazards, fit_weights, points_at
-from ehrsequencing.records.hazards import exposure, horizon_nll
 
 EDGES = (10.0, 30.0, 60.0, 100.0, 200.0)
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ehrsequencing.core.arrays import Bools, Floats, Ints
-from ehrsequencing.records.hazards import event_bin
+from ehrsequencing.metrics.hazards import event_bin
 from ehrsequencing.records.timelines import TaskRows
 
 PRIOR_SD = 0.2  # of a weight around equal weights
