@@ -14,6 +14,7 @@ from sklearn.linear_model import PoissonRegressor
 
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.metrics.censoring import aalen_johansen
+from ehrsequencing.metrics.hazards import cohort_hazards, cumulative_incidence, event_bin, exposure
 from ehrsequencing.predictors import boosted, fit as fit_module, fitting_data as base
 from ehrsequencing.predictors.boosted import BoostedVisits
 from ehrsequencing.predictors.cox import LandmarkCox
@@ -24,7 +25,6 @@ from ehrsequencing.predictors.predictor import Predictor
 from ehrsequencing.predictors.recalibration import fit_hazards
 from ehrsequencing.records import scales
 from ehrsequencing.records.events import DAY_US
-from ehrsequencing.records.hazards import cohort_hazards, cumulative_incidence, event_bin, exposure
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.scales import grid_edges
 from ehrsequencing.records.timelines import TaskRecords

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
+from ehrsequencing.metrics.hazards import exposure, horizon_nll
 from ehrsequencing.predictors.recalibration import Labels
 from ehrsequencing.predictors.weights import BlendWeights, blended_hazards, fit_weights
-from ehrsequencing.records.hazards import exposure, horizon_nll
 
 EDGES = (10.0, 30.0, 60.0, 100.0, 200.0)
 

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from ehrsequencing.config import StudyConfig
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.metrics.hazards import exposure
 from ehrsequencing.models.ensemble import load_model
 from ehrsequencing.models.hazards import horizon_nll
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.predictors import network
 from ehrsequencing.predictors.recalibration import Labels, Recalibration, fit_recalibration
-from ehrsequencing.records.hazards import exposure
 from ehrsequencing.records.prepared import Prepared
 from helpers.known_hazards import EDGES, log_hazards, world
 from helpers.models import make_model

@@ -5,8 +5,8 @@ from typing import Any
 from ehrsequencing.api import plots
 from ehrsequencing.api.cox import named_codes
 from ehrsequencing.api.predictions import MOST_SUBJECTS, opened
-from ehrsequencing.core.durations import day_of
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.text import day_of
 from ehrsequencing.explain import Question
 from ehrsequencing.explain.cohort import newest_numbers, sampled_people, value_effect
 from ehrsequencing.prediction.run import Run

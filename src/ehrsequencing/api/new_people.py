@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from ehrsequencing.api.data import data_config, meds_folder, task_of
 from ehrsequencing.api.progress import bar, stages
 from ehrsequencing.config import DataConfig, DriftConfig, validated
-from ehrsequencing.core.durations import day_of
 from ehrsequencing.core.outputs import METRICS_FILE, MONITOR, output_file, refuse_existing
+from ehrsequencing.core.text import day_of
 from ehrsequencing.evaluation.monitor import Watch, monitor as watch
 from ehrsequencing.prediction.drift import Drift, compare_data
 from ehrsequencing.prediction.journal import Journal

@@ -17,9 +17,9 @@ from ehrsequencing.api.data import data_config, events_table, meds_folder, times
 from ehrsequencing.api.progress import bar
 from ehrsequencing.config import DataConfig, format_days
 from ehrsequencing.core.arrays import Floats
-from ehrsequencing.core.durations import day_of
 from ehrsequencing.core.elsewhere import Hinted
 from ehrsequencing.core.errors import EhrseqError, refuse_idle
+from ehrsequencing.core.text import day_of
 from ehrsequencing.explain import Question, subject_record
 from ehrsequencing.explain.cohort import explain_cohort
 from ehrsequencing.explain.deletions import KINDS, OF_PART

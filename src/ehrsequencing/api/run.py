@@ -24,7 +24,6 @@ from ehrsequencing.api.predictions import (
 )
 from ehrsequencing.api.progress import bar
 from ehrsequencing.config import DataConfig
-from ehrsequencing.core.durations import day_of, days_of
 from ehrsequencing.core.elsewhere import Answering, Hinted
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json_lines, refuse_overlap
@@ -36,13 +35,14 @@ from ehrsequencing.core.outputs import (
     is_json_of,
     refuse_existing,
 )
+from ehrsequencing.core.text import day_of, days_of
 from ehrsequencing.evaluation.results import read_result
 from ehrsequencing.explain import Question
 from ehrsequencing.explorer import ExplorerSettings, collect, write_page
 from ehrsequencing.explorer.collect import Explorer
 from ehrsequencing.prediction.predict import NewRecords, RiskPredictor
 from ehrsequencing.prediction.run import Run, saved_audit
-from ehrsequencing.records.moment import Moment
+from ehrsequencing.records.encoding import Moment
 
 
 class TrainedRun(Hinted, Answering, Run):

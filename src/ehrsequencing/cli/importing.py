@@ -66,12 +66,6 @@ def _command(reader: "Reader") -> Any:
                 "--draft", help="Write a map to edit for these files (SOURCE and all that follow)"
             ),
         ] = False,
-        show_sql: Annotated[
-            bool,
-            typer.Option(
-                "--show-sql", help="Print the SQL that would read SOURCE, and do nothing else"
-            ),
-        ] = False,
         named: Annotated[
             Path | None, typer.Option("--out", hidden=True, help="The same as OUT")
         ] = None,
@@ -92,11 +86,6 @@ def _command(reader: "Reader") -> Any:
             raise EhrseqError("is missing", where="OUT", fix="name the folder to make after SOURCE")
         _refuse_database(out)
         settings = dict(load_import(overrides or ()))
-        if show_sql and reader.sql is not None:
-            sql = reader.sql(source)
-            say("\n\n".join(sql))
-            finish(wrote={}, then=None, result={"sql": sql})
-            return
         if map is not None:
             settings["map"] = map
         report = import_source(
@@ -117,7 +106,6 @@ def _command(reader: "Reader") -> Any:
     missing = {
         "map": not reader.needs_map,
         "draft": not reader.needs_map,
-        "show_sql": reader.sql is None,
     }
     parameters = [p for name, p in signature.parameters.items() if not missing.get(name)]
     import_records.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]

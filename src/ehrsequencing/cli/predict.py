@@ -96,7 +96,7 @@ def predict(
     study = read_study(config, overrides, "predict")
     refuse_early(out, data, at, since, overwrite=overwrite)
     opened = open_run(run, study, "predict", config=config)
-    from ehrsequencing.core.durations import days_of
+    from ehrsequencing.core.text import days_of
     from ehrsequencing.prediction.journal import Journal
     from ehrsequencing.prediction.predict_outcomes import predict_outcomes
     from ehrsequencing.reporting.risk_list import write_list
@@ -276,9 +276,9 @@ def explain(
     each code adds on average for the subjects who have it, with intervals. These are associations, not causes.
     """
     from ehrsequencing.api.predictions import explained
-    from ehrsequencing.core.durations import day_of
     from ehrsequencing.core.files import refuse_overlap
     from ehrsequencing.core.outputs import EXPLANATION, refuse_existing
+    from ehrsequencing.core.text import day_of
     from ehrsequencing.explain.record import Question
     from ehrsequencing.explain.tables import SUFFIXES, write_table
     from ehrsequencing.prediction.predict import NewRecords

@@ -99,7 +99,7 @@ def serve(
         raise EhrseqError(
             f"needs {error.name}", where="ehrseq serve", fix=install("serve")
         ) from error
-    from ehrsequencing.core.durations import day_of
+    from ehrsequencing.core.text import day_of
     from ehrsequencing.serve.security import Limits
 
     limits = Limits(

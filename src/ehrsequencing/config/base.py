@@ -9,8 +9,8 @@ from zoneinfo import ZoneInfo
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from ehrsequencing.core.durations import parse_days
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.text import parse_days
 
 Days = Annotated[float, BeforeValidator(parse_days)]
 

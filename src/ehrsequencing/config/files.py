@@ -122,7 +122,7 @@ def _without_places(data: dict[str, Any]) -> dict[str, Any]:
 
 # Settings that have left since 2.0, which runs, prepared sets and study files of 2.0 name, with the value that asks for
 # nothing. With another value they are unknown, and `core/elsewhere.toml` says what to use.
-FORMER: Mapping[str, Any] = {"evaluation.recalibrate": False}
+FORMER: Mapping[str, Any] = {"evaluation.recalibrate": False, "vocabulary.rollup": "off"}
 
 
 def without_former(data: dict[str, Any], section: str = "") -> dict[str, Any]:
@@ -131,6 +131,8 @@ def without_former(data: dict[str, Any], section: str = "") -> dict[str, Any]:
     >>> without_former({"evaluation": {"recalibrate": False, "bootstrap": 9}, "model": {"recalibrate": False}})
     {'evaluation': {'bootstrap': 9}, 'model': {'recalibrate': False}}
     """
+    if not isinstance(data, dict):  # what it must be is said elsewhere
+        return data
     kept = dict[str, Any]()
     for name, value in data.items():
         whole = f"{section}{name}"

@@ -25,6 +25,7 @@ from ehrsequencing.core.outputs import (
     write_manifest,
 )
 from ehrsequencing.evaluation.external import External, read_external
+from ehrsequencing.metrics.hazards import exposure, horizon_nll
 from ehrsequencing.prediction.reference import reference_risks
 from ehrsequencing.prediction.run import UPDATE, Run
 from ehrsequencing.predictors.recalibration import (
@@ -35,14 +36,13 @@ from ehrsequencing.predictors.recalibration import (
     largest_allowed,
 )
 from ehrsequencing.records.account import PeopleRisks, Reference, Rounded
-from ehrsequencing.records.hazards import exposure, horizon_nll
 from ehrsequencing.records.people import (
     PEOPLE,
     measures_to_keep,
     quantiles_of_risks,
     some_people,
 )
-from ehrsequencing.records.reference import REFERENCE, draw_reference
+from ehrsequencing.records.prepared import REFERENCE, draw_reference
 
 SMALL = 300  # people, below which before and after are cross-fitted
 THIRDS = 3

@@ -27,6 +27,7 @@ from ehrsequencing.metrics.accuracy import brier, index_of_prediction_accuracy
 from ehrsequencing.metrics.bootstrap import bootstrap_subjects, interval_around
 from ehrsequencing.metrics.discrimination import wolbers_c
 from ehrsequencing.metrics.expected import expected_accuracy
+from ehrsequencing.metrics.hazards import cumulative_incidence
 from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.metrics.sequential import START_EVERY, THRESHOLD, Evidence, evidence
 from ehrsequencing.prediction.drift import BROKEN, FEWEST_PEOPLE, Drift, compare
@@ -36,7 +37,6 @@ from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.account import TrainingPeople
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.events import DAY_US, Events
-from ehrsequencing.records.hazards import cumulative_incidence
 from ehrsequencing.records.meds import MedsReader
 from ehrsequencing.records.people import People, mean_and_sd
 from ehrsequencing.records.survey import Part, Progress, Steps, survey

@@ -13,10 +13,10 @@ from torch.overrides import TorchFunctionMode
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig, validated
 from ehrsequencing.config.files import without_former
-from ehrsequencing.core.durations import days_of
 from ehrsequencing.core.elsewhere import lacks
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import disk_errors, read_json, write_bytes
+from ehrsequencing.core.text import days_of
 from ehrsequencing.models.hazard_model import HazardModel
 from ehrsequencing.models.hazards import HazardsOverTime
 from ehrsequencing.models.risks import cumulative_incidence, observed_hazards

@@ -25,10 +25,9 @@ from ehrsequencing.prediction.run import Run, horizons_of, start_days_of
 from ehrsequencing.predictors.predictor import Predictor, member_band
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.cohort import Cohort, CohortBuilder, CohortRows
-from ehrsequencing.records.encoding import encode_rows, encode_timelines
+from ehrsequencing.records.encoding import Moment as Moment, encode_rows, encode_timelines
 from ehrsequencing.records.events import DAY_US, NEVER, Events
 from ehrsequencing.records.meds import MedsReader
-from ehrsequencing.records.moment import Moment as Moment
 from ehrsequencing.records.people import People
 from ehrsequencing.records.survey import Part, Progress, Steps, survey
 from ehrsequencing.records.timelines import TaskRecords

@@ -20,10 +20,10 @@ from numpy.typing import ArrayLike
 
 from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.metrics.hazards import cohort_hazards, horizon_nll
 from ehrsequencing.predictors.features import LinearDesign, feature_range
 from ehrsequencing.predictors.fitting_data import FittingData
 from ehrsequencing.predictors.predictor import OfHistory
-from ehrsequencing.records.hazards import cohort_hazards, horizon_nll
 from ehrsequencing.records.timelines import TaskRows
 from ehrsequencing.records.vocabulary import Vocabulary
 

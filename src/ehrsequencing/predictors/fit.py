@@ -14,6 +14,7 @@ import numpy as np
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.metrics.censoring import StepFunction, aalen_johansen, conditional_risk
+from ehrsequencing.metrics.hazards import cohort_hazards, exposure
 from ehrsequencing.predictors.blend import FOLDS, STACKED, Blend, fit_stack, folds_of, sampled
 from ehrsequencing.predictors.boosted import BoostedVisits
 from ehrsequencing.predictors.cox import LandmarkCox
@@ -23,7 +24,6 @@ from ehrsequencing.predictors.predictor import Predictor, hazards_of_each, in_pa
 from ehrsequencing.predictors.recalibration import MOST_ROWS, Labels, fit_hazards, fit_recalibration
 from ehrsequencing.predictors.weights import fit_weights
 from ehrsequencing.records.events import DAY_US
-from ehrsequencing.records.hazards import cohort_hazards, exposure
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
 
 __all__ = ["BASELINES", "fit_baselines"]

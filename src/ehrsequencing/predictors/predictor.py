@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from ehrsequencing.core import arrays
 from ehrsequencing.core.arrays import Floats, Floats32, scratch
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.metrics.hazards import cumulative_incidence, horizon_nll
 from ehrsequencing.predictors.history import FeatureSpec, history_features
-from ehrsequencing.records.hazards import cumulative_incidence, horizon_nll
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
 from ehrsequencing.records.vocabulary import Vocabulary
 

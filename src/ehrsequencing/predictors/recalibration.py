@@ -17,7 +17,7 @@ from scipy.special import chdtrc
 
 from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.core.disclosure import SMALLEST_COUNT
-from ehrsequencing.records.hazards import event_bin, exposure
+from ehrsequencing.metrics.hazards import event_bin, exposure
 from ehrsequencing.records.timelines import TaskRows
 
 FEWEST = SMALLEST_COUNT  # subjects with the event, below which a cause is left as it is

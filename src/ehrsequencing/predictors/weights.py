@@ -15,8 +15,8 @@ from functools import partial
 import numpy as np
 
 from ehrsequencing.core.arrays import Floats
+from ehrsequencing.metrics.hazards import horizon_nll
 from ehrsequencing.predictors.recalibration import Labels
-from ehrsequencing.records.hazards import horizon_nll
 
 PRIOR_SD = 0.2  # of a weight around equal weights
 _LEAST = 1e-290  # of a cumulative hazard, so that its logarithm is finite

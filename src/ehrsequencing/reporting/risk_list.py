@@ -27,8 +27,8 @@ from ehrsequencing.prediction.prediction_file import Risks, refuse_early
 from ehrsequencing.prediction.reference import check_reference
 from ehrsequencing.prediction.run import Run, horizons_of
 from ehrsequencing.records.codes import read_descriptions
+from ehrsequencing.records.encoding import KINDS, Moment
 from ehrsequencing.records.events import DAY_US
-from ehrsequencing.records.moment import KINDS, Moment
 from ehrsequencing.records.people import quantiles
 from ehrsequencing.records.scales import Sample
 from ehrsequencing.records.survey import Progress

@@ -44,7 +44,7 @@ from ehrsequencing.models.base import CONFIG_FILE, WEIGHTS_FILE
 from ehrsequencing.prediction.run import UPDATE, Run, saved_audit
 from ehrsequencing.records.outcomes import OUTCOMES_FILE
 from ehrsequencing.records.people import PEOPLE
-from ehrsequencing.records.reference import REFERENCE
+from ehrsequencing.records.prepared import REFERENCE
 from ehrsequencing.reporting.model_cards import (
     APPLIED_CARD,
     CARD,

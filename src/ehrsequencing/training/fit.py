@@ -21,7 +21,7 @@ from ehrsequencing.predictors.network import NETWORK, network, visit_hazards
 from ehrsequencing.predictors.predictor import Predictor
 from ehrsequencing.records.account import PeopleRisks, Reference, Rounded
 from ehrsequencing.records.people import PEOPLE, quantiles_of_risks, some_people
-from ehrsequencing.records.reference import REFERENCE, read_reference
+from ehrsequencing.records.prepared import REFERENCE, read_reference
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.results.manifest_types import Origin
 from ehrsequencing.results.result_types import EpochRow
