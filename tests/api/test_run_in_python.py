@@ -26,7 +26,7 @@ from ehrsequencing.evaluation.context import Context
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.rivals import Evaluated
 from ehrsequencing.metrics.registry import METRICS
-from ehrsequencing.prediction.predict import predict
+from ehrsequencing.prediction.predict import Request, predict
 from ehrsequencing.records.prepare import content_of
 from ehrsequencing.reporting import figures
 from ehrsequencing.reporting.figures import stacked
@@ -46,7 +46,9 @@ class Stream:
 
 
 def test_predictions_are_those_of_the_command(here: Path, tmp_path: Path) -> None:
-    predict(here / "runs" / "hf", here / "meds", tmp_path / "p.parquet", at="last", horizons_days=[90.0, 365.25])
+    predict(
+        here / "runs" / "hf", here / "meds", tmp_path / "p.parquet", Request(at="last", horizons_days=[90.0, 365.25])
+    )
     long = pq.read_table(tmp_path / "p.parquet").to_pandas()
     wide = eh.load(str(here / "runs" / "hf")).predict(here / "meds", horizons=["90d", 365.25], progress=False)
     answers = ["subject_id", "prediction_time", "hf_90d", "hf_1y", "death_90d", "death_1y"]

@@ -30,6 +30,7 @@ from ehrsequencing.prediction.journal import Journal
 from ehrsequencing.prediction.predict import (
     Moment,
     NewRecords,
+    Request,
     RiskPredictor,
 )
 from ehrsequencing.prediction.predict_some import predict_labels
@@ -320,10 +321,12 @@ def export(
             folder,
             Path(data),
             Path(out),
+            Request(
+                horizons_days=None if horizon is None else [day_of(horizon)],
+                overwrite=overwrite,
+                progress=tick,
+                say=say,
+            ),
             labels=Path(labels),
             cause=cause,
-            horizons_days=None if horizon is None else [day_of(horizon)],
-            overwrite=overwrite,
-            progress=tick,
-            say=say,
         )

@@ -1,7 +1,7 @@
 """Risks that are asked for one by one: at the moments of a label file, or of outcomes beside the task's causes."""
 
 import difflib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -9,24 +9,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ehrsequencing.config import DataConfig
 from ehrsequencing.config.task import IndexConfig
 from ehrsequencing.core.arrays import Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import refuse_overlap
-from ehrsequencing.core.outputs import PREDICTIONS, output_file, refuse_existing
+from ehrsequencing.core.outputs import PREDICTIONS, output_file
 from ehrsequencing.prediction.predict import (
     Moment,
-    NewRecords,
+    Request,
     RiskPredictor,
     answers_of,
 )
-from ehrsequencing.prediction.prediction_file import prediction_file, refuse_early, with_notes
+from ehrsequencing.prediction.prediction_file import PredictionWriter, with_notes
 from ehrsequencing.prediction.run import Run, horizons_of, start_days_of
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.labels import read_boolean_labels
 from ehrsequencing.records.outcomes import already_had
-from ehrsequencing.records.survey import Progress
 from ehrsequencing.records.timelines import TaskRecords
 
 _SCHEMA = pa.schema(
@@ -61,15 +59,10 @@ def predict_labels(
     run_folder: Path,
     data: Path,
     out: Path,
+    request: Request,
     *,
     labels: Path,
     cause: str | None = None,
-    horizons_days: list[float] | None = None,
-    facts: DataConfig | None = None,
-    force: bool = False,
-    progress: Progress | None = None,
-    say: Callable[[str], None] = lambda _: None,
-    overwrite: bool = False,
 ) -> int:
     """Write the risk of one cause by one horizon at the moments of a label file.
 
@@ -77,14 +70,9 @@ def predict_labels(
         run_folder: A trained run.
         data: A MEDS data set.
         out: The Parquet file to write.
+        request: With one horizon, which may be left out where the run's task has one; its moments are the labels'.
         labels: MEDS labels, a file or a folder: `subject_id`, `prediction_time`, `boolean_value`.
         cause: Default: the run's cause of interest.
-        horizons_days: One horizon; may be left out where the run's task has one.
-        facts: What the data set's own files do not tell.
-        force: Whether to answer even if hardly any code of the data is known to the run.
-        overwrite: Whether predictions that are there are replaced.
-        progress: Called with (shards done, shards to do).
-        say: Called with what a reader of the file should know.
 
     Returns:
         The number of labels that have a risk.
@@ -94,22 +82,21 @@ def predict_labels(
     """
     if not out.name.endswith(".parquet"):
         raise EhrseqError("does not end in .parquet", where=str(out), fix="write Parquet")
-    refuse_existing(out, PREDICTIONS, overwrite=overwrite)
-    refuse_overlap(out, data)
+    moment = request.refuse_early(out, data)
     refuse_overlap(out, labels)
     run, wanted = Run(run_folder), read_boolean_labels(labels)
-    predictor = RiskPredictor(run, horizons_days)
+    predictor = RiskPredictor(run, request.horizons_days)
     column = _column(predictor, cause)
     # The labels are the index times, for everybody in them; the file of the run's own index may be gone.
     index = IndexConfig(file=str(labels), which="every")
     run.task = run.task.model_copy(
         update={"index": index, "eligibility": None, "landmarks": (0.0,)}
     )
-    records = NewRecords(run, data, facts, progress)
-    answers = predictor.answers(records, Moment("all"), force=force, say=say)
+    records = request.records(run, data)
+    answers = predictor.answers(records, moment, force=request.force, say=request.say)
     count, schema = 0, with_notes(_SCHEMA, records.made_by)
     with (
-        output_file(out, PREDICTIONS, overwrite=overwrite) as temporary,
+        output_file(out, PREDICTIONS, overwrite=request.overwrite) as temporary,
         pq.ParquetWriter(temporary, schema) as file,
     ):
         for risks in answers:
@@ -138,7 +125,9 @@ def predict_labels(
         why = (
             "their subjects have no records there, had the outcome before, or the data ends before"
         )
-        say(f"warning: {missing:,} of {len(wanted.value):,} labels have no prediction: {why}")
+        request.say(
+            f"warning: {missing:,} of {len(wanted.value):,} labels have no prediction: {why}"
+        )
     return count
 
 
@@ -149,17 +138,10 @@ def predict_outcomes(
     run_folder: Path,
     data: Path,
     out: Path,
+    request: Request,
     *,
     outcomes: Sequence[str] = (),
     top: int | None = None,
-    at: str = "all",
-    since: str | None = None,
-    horizons_days: Sequence[float] | None = None,
-    facts: DataConfig | None = None,
-    force: bool = False,
-    overwrite: bool = False,
-    progress: Progress | None = None,
-    say: Callable[[str], None] = lambda _: None,
 ) -> int:
     """Write the risks of outcomes in the format of `predict`, with a code as the cause.
 
@@ -170,16 +152,9 @@ def predict_outcomes(
         run_folder: A run of a task with `outcomes`.
         data: A MEDS data set.
         out: As of `predict`.
+        request: As of `predict`.
         outcomes: Codes or patterns, as in a task file; none: all outcomes of the run.
         top: Only so many for each prediction time, those with the highest risks at the last horizon, highest first.
-        at: As of `predict`.
-        since: As of `predict`.
-        horizons_days: Default: the task's horizons.
-        facts: As of `predict`.
-        force: As of `predict`.
-        overwrite: Whether predictions that are there are replaced.
-        progress: As of `predict`.
-        say: As of `predict`.
 
     Returns:
         The number of prediction times.
@@ -187,27 +162,20 @@ def predict_outcomes(
     Raises:
         EhrseqError: The run has no such outcomes, or as of `predict`.
     """
-    moment = refuse_early(out, data, at, since, overwrite=overwrite)
+    moment = request.refuse_early(out, data)
     run = Run(run_folder)
     codes = chosen_outcomes(run, data, outcomes)
     if top is not None and top < 1:
         raise EhrseqError("leaves no outcome", where=f"--top {top}", fix="use 1 or more")
-    horizons = [float(days) for days in horizons_of(run, horizons_days) if days is not None]
-    records = NewRecords(run, data, facts, progress)
-    names, start = [run.outcomes[k] for k in codes], start_days_of(run)
+    horizons = [float(days) for days in horizons_of(run, request.horizons_days) if days is not None]
+    records = request.records(run, data)
+    names = [run.outcomes[k] for k in codes]
+    file = PredictionWriter(names, horizons, start_days_of(run), records.now_us(moment))
+    answer = partial(_answers, run, moment=moment, codes=codes, horizons=horizons, top=top)
+    answers = answers_of(records, moment, answer, force=request.force, say=request.say)
     count = 0
-    with prediction_file(
-        out,
-        causes=names,
-        horizons_days=horizons,
-        start_days=start,
-        banded=False,
-        now_us=records.now_us(moment),
-        made_by=records.made_by,
-        overwrite=overwrite,
-    ) as file:
-        answer = partial(_answers, run, moment=moment, codes=codes, horizons=horizons, top=top)
-        for subject_id, risks in answers_of(records, moment, answer, force=force, say=say):
+    with file.opened(out, records.made_by, overwrite=request.overwrite):
+        for subject_id, risks in answers:
             file.write_rows(*risks)
             count += len(subject_id)
     return count
