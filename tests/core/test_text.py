@@ -48,21 +48,3 @@ def test_names_are_shown_only_where_no_cell_looks_like_them() -> None:
     rows = ["4711007 1961-03-04 HIV", "Anna HIV F", "id 1961-03-04", "Anna covid 12", "C50.9 04.03.1961 died"]
     assert not any(looks_like_header(row.split()) for row in rows)
     assert quoted("4711007") == quoted("1961-03-04") == ""
-
-
-@pytest.mark.parametrize(
-    ("line", "what"),
-    [
-        ("- {a: &x 1, b: *x}", "has an alias"),
-        ("- {a: 1, a: 2}", "has the key 'a' twice"),
-        ("- [", "is not valid"),
-        ("- !!python/object:x {}", "is not valid"),
-        ('- "\\ud800"', "half a surrogate"),
-        ("- " + "[" * 5000, "too deeply"),
-    ],
-)
-def test_a_long_file_is_as_strict(line: str, what: str) -> None:
-    with pytest.raises(BadText, match=what) as raised:
-        parse_yaml(f"{LONG}{line}\n")
-    if "alias" in what or "twice" in what:
-        assert raised.value.line == 802
