@@ -124,6 +124,8 @@ def without_former(data: dict[str, Any], section: str = "") -> dict[str, Any]:
     >>> without_former({"evaluation": {"recalibrate": False, "bootstrap": 9}, "model": {"recalibrate": False}})
     {'evaluation': {'bootstrap': 9}, 'model': {'recalibrate': False}}
     """
+    if not isinstance(data, dict):  # what it must be is said elsewhere
+        return data
     kept = dict[str, Any]()
     for name, value in data.items():
         whole = f"{section}{name}"

@@ -28,8 +28,9 @@ from ehrsequencing.predictors.predictor import (
     hazards_of_each,
     in_parts,
 )
+from ehrsequencing.predictors.recalibration import Labels
 from ehrsequencing.predictors.trees import Trees
-from ehrsequencing.predictors.weights import BlendRows, BlendWeights, blended_hazards, fit_weights
+from ehrsequencing.predictors.weights import BlendWeights, blended_hazards, fit_weights
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.vocabulary import Vocabulary
 
@@ -263,21 +264,21 @@ def fit_stack(
         data: What to fit; its seed divides the subjects.
         progress: Called with fits done, and of how many.
     """
-    train, edges = data.train, data.edges_days
-    mean = np.full((len(train), len(data.task.causes), len(edges) + 1), np.nan, dtype=np.float32)
-    out_of_fold: list[BlendRows] = []
+    train, shape = data.train, (len(data.task.causes), len(data.edges_days) + 1)
+    mean = np.full((len(train), *shape), np.nan, dtype=np.float32)
+    weighed = train.rows.subject % max(1, -(-len(train) // MOST_ROWS)) == 0  # rows
+    each = np.empty((2, int(weighed.sum()), *shape), dtype=np.float32)
+    place = np.cumsum(weighed) - 1
     folds = folds_of(np.diff(train.rows.row_offsets), folds=FOLDS, seed=data.seed)
     *models, of_all = _fits(data, folds, progress)
     give_back_freed_memory()
     for parts, fold in zip(models, folds, strict=True):
-        of_fold, rows = train.take(fold), np.flatnonzero(np.isin(train.rows.subject, fold))
-        for part, hazards in hazards_of_each(parts, of_fold):
-            mean[rows[part]] = np.mean(hazards, axis=0)
-        some = fold[:: max(1, -(-len(train) // MOST_ROWS))]
-        out_of_fold += blend_rows(
-            parts, of_fold if len(some) == len(fold) else train.take(some), some
-        )
-    weights = fit_weights(BlendRows.joined(out_of_fold), n_causes=len(data.task.causes))
+        rows = np.flatnonzero(np.isin(train.rows.subject, fold))
+        for some, hazards in hazards_of_each(parts, train.take(fold)):
+            here = rows[some]
+            mean[here] = np.mean(hazards, axis=0)
+            each[:, place[here[weighed[here]]]] = np.stack(hazards)[:, weighed[here]]
+    weights = fit_weights([*each], data.edges_days, Labels.of(train.rows, weighed))
     return Stack(Blend(of_all, weights, name=STACKED), mean)
 
 
@@ -303,21 +304,6 @@ def sampled(records: TaskRecords) -> TaskRecords:
     """The records of subjects spread evenly over all, with about `MOST_ROWS` rows; of fewer rows all."""
     step = max(1, -(-len(records) // MOST_ROWS))
     return records if step == 1 else records.take(np.arange(0, len(records.timelines), step))
-
-
-def blend_rows(parts: list[Predictor], records: TaskRecords, subjects: Ints) -> list[BlendRows]:
-    """What some predictors say of labelled rows, for the fit of their weights.
-
-    Args:
-        parts: The predictors.
-        records: The rows.
-        subjects: (S,) numbers under which their subjects are known elsewhere.
-    """
-    taken = []
-    for some, hazards in hazards_of_each(parts, records):
-        of_some = BlendRows.of(hazards, parts[0].edges_days, records.rows, some)
-        taken.append(replace(of_some, subject=subjects[of_some.subject]))
-    return taken
 
 
 def folds_of(rows_of_subject: Ints, *, folds: int, seed: int) -> list[Ints]:
