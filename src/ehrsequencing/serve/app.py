@@ -144,7 +144,6 @@ def _add_own_paths(app: FastAPI, service: Service) -> None:
             horizons_days=request.horizons_days,
             until_us=request.until_us,
         )
-        service.count_answer(answer)
         days = [day for day in answer.horizons_days if day is not None]
         return PredictResponse(
             **predictor.facts() | {"horizons_days": days or None},

@@ -8,7 +8,7 @@ import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pyarrow as pa
@@ -29,8 +29,7 @@ from ehrsequencing.serve.service import Service
 
 SERVICE = "ehrsequencing-risk"
 HOOK_PATH = f"/cds-services/{SERVICE}"
-FEEDBACK_PATH = f"{HOOK_PATH}/feedback"
-PATHS = ("/cds-services", HOOK_PATH, FEEDBACK_PATH)
+PATHS = ("/cds-services", HOOK_PATH)
 _PREFETCH = {
     "patient": "Patient/{{context.patientId}}",
     "encounters": "Encounter?patient={{context.patientId}}&_count=1000",
@@ -56,18 +55,6 @@ class HookRequest(BaseModel):
     )
 
 
-class CardFeedback(BaseModel):
-    """What became of one card; other fields are ignored."""
-
-    outcome: Literal["accepted", "overridden"]
-
-
-class Feedback(BaseModel):
-    """What became of cards."""
-
-    feedback: list[CardFeedback] = Field(min_length=1, max_length=1000)
-
-
 def router(service: Service) -> APIRouter:
     """The paths of CDS Hooks."""
     routes, predictor = APIRouter(), service.predictor
@@ -89,7 +76,6 @@ def router(service: Service) -> APIRouter:
             rows = earlier
             answer = predictor.answer(rows)
             unused.update({FIXES[name]: n for name, n in answer.record.fixes.items()})
-            service.count_answer(answer)
             not_sent = [name for name in _PREFETCH if name not in request.prefetch]
             indicator = "info"
             summary, detail = _summary_and_detail(
@@ -110,12 +96,6 @@ def router(service: Service) -> APIRouter:
         }
         return {"cards": [card]}
 
-    def feedback(request: Feedback) -> dict[str, Any]:
-        """What clinicians did with cards: counted by outcome, and not kept."""
-        for one in request.feedback:
-            service.cards.labels(one.outcome).inc()
-        return {}
-
     @routes.get("/cds-services")
     async def discover() -> dict[str, Any]:
         """What EHRs ask first: the services, and what to send along."""
@@ -129,7 +109,6 @@ def router(service: Service) -> APIRouter:
         return {"services": [own]}
 
     service.post(routes, HOOK_PATH, HookRequest, patient_view)
-    service.post(routes, FEEDBACK_PATH, Feedback, feedback)
     return routes
 
 

@@ -13,14 +13,13 @@ from pydantic import TypeAdapter
 from pydantic_core import to_json
 from starlette.requests import ClientDisconnect
 
-from ehrsequencing.serve.predictor import Answer, Predictor
+from ehrsequencing.serve.predictor import Predictor
 from ehrsequencing.serve.schemas import Problem
 from ehrsequencing.serve.security import LEFT, Limits
 
 Result = TypeVar("Result")
 JSON = "application/json"
 _METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH")
-_RISKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1)
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 30)
 
 
@@ -110,29 +109,11 @@ class Service:
         self._requests = prometheus.Counter(
             "ehrseq_requests", "Requests", ["path", "method", "status"], registry=self._registry
         )
-        self.cards = prometheus.Counter(
-            "ehrseq_feedback", "Cards by what became of them", ["outcome"], registry=self._registry
-        )
         self._seconds = prometheus.Histogram(
             "ehrseq_request_seconds",
             "Time from a request's head to the end of its answer",
             ["path"],
             buckets=_SECONDS,
-            registry=self._registry,
-        )
-        self._predictions = prometheus.Counter(
-            "ehrseq_predictions", "Prediction times that were answered", registry=self._registry
-        )
-        self._rows = prometheus.Counter(
-            "ehrseq_rows",
-            "Rows of records, by whether the run knows their code",
-            ["code"],
-            registry=self._registry,
-        )
-        self._risks = prometheus.Histogram(
-            "ehrseq_risk",
-            "Risks of the first cause by the middle horizon",
-            buckets=_RISKS,
             registry=self._registry,
         )
         waiting = prometheus.Gauge(
@@ -143,15 +124,6 @@ class Service:
     def metrics(self) -> bytes:
         """The counts. Labels are paths, methods and statuses, never anything of a request."""
         return prometheus.generate_latest(self._registry)
-
-    def count_answer(self, answer: Answer) -> None:
-        """Count an answer: how many risks, how high, and rows with unknown codes; nothing says whose."""
-        unknown, risk = answer.record.unknown_rows, answer.risks.risk
-        self._rows.labels("unknown").inc(unknown)
-        self._rows.labels("known").inc(answer.record.tokens - unknown)
-        self._predictions.inc(len(risk))
-        for one in risk[:, 0, risk.shape[2] // 2].tolist() if len(risk) else ():
-            self._risks.observe(one)
 
     def count_request(self, path: str, method: str, status: int, seconds: float) -> None:
         """Count a request."""
