@@ -371,35 +371,39 @@ def compare_risks(
     scope, dropout, marginal = weighted_by_risks(
         scope, names=["event"], seed=seed, alone=subject is None
     )
-    first, *others_of = given
-    names = ["event"]
+    return RiskComparison(
+        cast(Exact, _tables(scope, seed, thresholds) | {"dropout": dropout, "marginal": marginal}),
+        Path("compare_risks"),
+    )
+
+
+def _tables(scope: Comparison, seed: int, thresholds: Sequence[float]) -> dict[str, Any]:
+    """What the tables and plots of an evaluation need, of models on arrays: the first against each other one."""
+    first, *others = models = [*scope.risk]
+    names, day = ["event"], scope.horizons_days
     estimates = scope_estimates(scope, names)
-    curves, indices = smooth_rows(scope, names, models=[*given], seed=seed)
-    for name in given:
+    curves, indices = smooth_rows(scope, names, models=models, seed=seed)
+    for name in models:
         distance = estimate(scope, name, _distance_at_horizon)["aj"]
         at = {"model": name, "cause": names[0], "metric": "aj"}
         indices += long_rows(scope, distance.of_cause(0), **at)
-    result = {
+    acted = np.ravel(thresholds).tolist()
+    return {
         "individual": "nothing is redacted",
         "data": {"name": "arrays"},
         "split": "all rows",
-        "main": {"landmark_days": 0.0, "horizon_days": float(days[0])},
+        "main": {"landmark_days": 0.0, "horizon_days": float(day[0])},
         "causes": names,
-        "models": [*given],
+        "models": models,
         "landmarks_days": [0.0],
-        "horizons_days": days.tolist(),
+        "horizons_days": day.tolist(),
         "metrics": metric_rows(scope, estimates) + indices,
-        "dropout": dropout,
-        "marginal": marginal,
-        "differences": difference_rows(scope, estimates, ours=first, rivals=others_of),
+        "differences": difference_rows(scope, estimates, ours=first, rivals=others),
         "smooth_calibration": curves,
         "subgroups": [],
         "incidence": [],
-        "decision": decision_rows(
-            scope, names, models=[*given], thresholds=np.ravel(thresholds).tolist()
-        ),
+        "decision": decision_rows(scope, names, models=models, thresholds=acted),
     }
-    return RiskComparison(cast(Exact, result), Path("compare_risks"))  # what its tables need
 
 
 def _distance_at_horizon(rows: ScoredRows) -> dict[str, Floats]:

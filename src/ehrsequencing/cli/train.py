@@ -1,6 +1,7 @@
 """`ehrseq train`, `pretrain`, `update`, and what a run is for: `serve` and `export`."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -203,7 +204,7 @@ def serve(
             f"needs {error.name}", where="ehrseq serve", fix=install("serve")
         ) from error
     from ehrsequencing.core.text import day_of
-    from ehrsequencing.serve.security import Limits
+    from ehrsequencing.serve.predictor import Limits
 
     limits = Limits(
         body_bytes=max_body * 2**20,
@@ -218,20 +219,6 @@ def serve(
     open_run(run, data=data)
     started: list[str] = []
 
-    def explorer(opened: "Run") -> str | None:
-        if data is None or not page:
-            return None
-        if opened.is_visit_head:
-            note("note: the visit head has no risk curves, so there is no explorer")
-            return None
-        from ehrsequencing.explorer import ExplorerSettings, collect, page as page_of
-        from ehrsequencing.prediction.predict import NewRecords
-
-        settings = ExplorerSettings(what_if=what_if)
-        with bar("reading the patients") as tick:
-            records = NewRecords(opened, data)
-            return page_of(collect(records, settings, force=force, progress=tick, say=note))
-
     def on_start(url: str) -> None:
         started.append(url)
         say(
@@ -245,12 +232,27 @@ def serve(
         token=token,
         names=tuple(allow_host or ()),
         limits=limits,
-        explorer=explorer,
+        explorer=partial(_explorer, data if page else None, what_if=what_if, force=force),
         on_start=on_start,
         say=remark,
         **given,
     )
     finish(wrote={}, then=["predict", run, data or "DATA"], result={"url": started[0]})
+
+
+def _explorer(data: Path | None, opened: "Run", *, what_if: bool, force: bool) -> str | None:
+    """The explorer's page of some records, where there are some."""
+    if data is None:
+        return None
+    if opened.is_visit_head:
+        note("note: the visit head has no risk curves, so there is no explorer")
+        return None
+    from ehrsequencing.explorer import ExplorerSettings, collect, page
+    from ehrsequencing.prediction.predict import NewRecords
+
+    with bar("reading the patients") as tick:
+        records, settings = NewRecords(opened, data), ExplorerSettings(what_if=what_if)
+        return page(collect(records, settings, force=force, progress=tick, say=note))
 
 
 # ---- `ehrseq export RUN`: a folder that may be shared, or risks for MEDS-DEV -----------------------------------------

@@ -25,7 +25,7 @@ from ehrsequencing.records.events import DEATH
 from ehrsequencing.records.meds import FIXES
 from ehrsequencing.serve.predictor import Answer, Predictor
 from ehrsequencing.serve.schemas import Problem
-from ehrsequencing.serve.service import Service
+from ehrsequencing.serve.security import Service
 
 SERVICE = "ehrsequencing-risk"
 HOOK_PATH = f"/cds-services/{SERVICE}"
@@ -68,25 +68,7 @@ def router(service: Service) -> APIRouter:
             lines = ["What is missing:", "", *(f"- {what}" for what in missing)]
             detail = "\n".join([*lines, "", "A risk from half a record may be far off."])
         else:
-            now, (rows, unused) = service.clock(), read_patient(bundle, predictor)
-            # a booked visit is no record yet; clocks of other zones may be ahead
-            is_later = pc.greater(rows["time"], now + timedelta(days=1))
-            earlier = rows.filter(pc.invert(pc.fill_null(is_later, False)))
-            unused["entries of later days than tomorrow"] = len(rows) - len(earlier)
-            rows = earlier
-            answer = predictor.answer(rows)
-            unused.update({FIXES[name]: n for name, n in answer.record.fixes.items()})
-            not_sent = [name for name in _PREFETCH if name not in request.prefetch]
-            indicator = "info"
-            summary, detail = _summary_and_detail(
-                answer,
-                causes,
-                not_sent,
-                unused,
-                newest=pc.max(rows["time"]).as_py(),
-                now=now,
-                stale_days=predictor.limits.stale_days,
-            )
+            indicator, (summary, detail) = "info", _predicted(request, bundle, service)
         card = {
             "uuid": str(uuid.uuid4()),
             "summary": summary,
@@ -110,6 +92,27 @@ def router(service: Service) -> APIRouter:
 
     service.post(routes, HOOK_PATH, HookRequest, patient_view)
     return routes
+
+
+def _predicted(request: HookRequest, bundle: dict[str, Any], service: Service) -> tuple[str, str]:
+    """What a card says of a record that is whole: a line, and the rest in Markdown."""
+    predictor, now = service.predictor, service.clock()
+    rows, unused = read_patient(bundle, predictor)
+    # a booked visit is no record yet; clocks of other zones may be ahead
+    is_later = pc.greater(rows["time"], now + timedelta(days=1))
+    earlier = rows.filter(pc.invert(pc.fill_null(is_later, False)))
+    unused["entries of later days than tomorrow"] = len(rows) - len(earlier)
+    answer = predictor.answer(earlier)
+    unused.update({FIXES[name]: n for name, n in answer.record.fixes.items()})
+    return _summary_and_detail(
+        answer,
+        predictor.asked.causes,
+        [name for name in _PREFETCH if name not in request.prefetch],
+        unused,
+        newest=pc.max(earlier["time"]).as_py(),
+        now=now,
+        stale_days=predictor.limits.stale_days,
+    )
 
 
 def read_patient(bundle: dict[str, Any], predictor: Predictor) -> tuple[pa.Table, Counter[str]]:
