@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 from ehrsequencing.audit import (
     copies,
@@ -25,7 +26,7 @@ from ehrsequencing.core.made_of import made_of
 from ehrsequencing.core.version import __version__
 from ehrsequencing.prediction.run import AUDIT, Run, add_to_run, require_room
 from ehrsequencing.results.redaction import redact_audit
-from ehrsequencing.results.result_types import AuditCheck, SharedAudit
+from ehrsequencing.results.result_types import SharedAudit
 
 CHECKS: tuple[Check, ...] = (
     *predictions.CHECKS,
@@ -80,7 +81,7 @@ def audit(
     progress(0, total, "reading the records")
     facts = AuditData(run, store, split=split, subjects=subjects, seed=seed)
     facts.read_source(data)
-    answers: list[AuditCheck[int]] = []
+    answers: list[dict[str, Any]] = []
     for number, check in enumerate(checks, start=1):
         progress(number, total, check.name)
         answers.append(_told(facts, check, allow or {}))
@@ -113,7 +114,7 @@ def audit(
     return result.content
 
 
-def _told(data: AuditData, check: Check, allow: Mapping[str, str]) -> AuditCheck[int]:
+def _told(data: AuditData, check: Check, allow: Mapping[str, str]) -> dict[str, Any]:
     """The finding of a check as it is written, with what the suspicious codes matter."""
     if check.needs_records and data.why_no_source is not None:
         finding = Finding("not_tested", data.why_no_source)

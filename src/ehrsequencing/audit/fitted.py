@@ -14,7 +14,7 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.records.vocabulary_fit import VocabularyFit
-from ehrsequencing.results.manifest_types import Origin
+from ehrsequencing.results.result_types import Origin
 from ehrsequencing.training.pretraining.targets import excluded_targets, names_of
 from ehrsequencing.training.run_folder import subjects_digest
 from ehrsequencing.training.transfer import links

@@ -15,7 +15,7 @@ from ehrsequencing.cli.options import (
     open_run,
     read_study,
 )
-from ehrsequencing.results.manifest_types import Origin
+from ehrsequencing.results.result_types import Origin
 
 
 def train(

@@ -4,6 +4,7 @@ Its cells are texts that may be shared: shares are of rounded counts, and those 
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -16,13 +17,12 @@ from ehrsequencing.metrics.censoring import median_follow_up_days
 from ehrsequencing.predictors.history import FeatureSpec, fit_feature_spec, history_features
 from ehrsequencing.records.timelines import TaskRecords, Timelines
 from ehrsequencing.records.vocabulary import Vocabulary
-from ehrsequencing.results.result_types import Table1
 
 _MOST_CODES = 12  # codes without a time, and as many with numbers
 _FREQUENT = 60  # codes with a time, among which those with numbers are looked for
 
 
-def cohort_table(context: Context, landmark: float) -> Table1 | None:
+def cohort_table(context: Context, landmark: float) -> dict[str, Any] | None:
     """Content of `table1`: the subjects of each split at a landmark; None where the training subjects are gone.
 
     Args:

@@ -8,6 +8,7 @@ it goes into one result, which `results` writes.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 
@@ -61,7 +62,6 @@ from ehrsequencing.results.result_types import (
     Exact,
     IncidenceRow,
     MetricRow,
-    Oracle,
     SmoothRow,
     SubgroupRow,
 )
@@ -267,7 +267,7 @@ class Evaluation:
         self.warnings += self.context.warnings(comparisons)
         causes, strongest = self.task.causes, self._strongest
         at_landmarks = [one for one in comparisons if one.landmark_days is not None]
-        return {
+        content = {
             **self.context.frame(),
             "smooth_calibration": smooth,
             "decision": decision,
@@ -311,6 +311,7 @@ class Evaluation:
             "warnings": self.warnings,
             "made_of": None,  # told by who knows all of it
         }
+        return cast(Exact, content)
 
     def _curves(
         self, comparisons: Sequence[Comparison], progress: Say
@@ -345,7 +346,7 @@ class Evaluation:
         groups = groups_of_rows(self.records, self.source.vocabulary, chosen=at)
         return subgroup_rows(comparison, groups, self.task.causes, model=self.ours)
 
-    def _oracle(self) -> Oracle | None:
+    def _oracle(self) -> dict[str, Any] | None:
         if self.truth is None:
             return None
         if self.run is None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +26,6 @@ from ehrsequencing.records.hazards import event_bin, exposure, horizon_nll
 from ehrsequencing.records.meds import simulation_faults
 from ehrsequencing.records.parquet_rows import read_batches
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
-from ehrsequencing.results.result_types import ExcessRow, Oracle
 
 TRUTH, MECHANISMS, TASK = "truth_hazards.parquet", "truth_mechanisms.parquet", "task.yaml"
 _KEY = ("subject_id", "prediction_time")  # of a line of the truth
@@ -205,7 +205,7 @@ def foresight(model: Floats, truth: Truth, rows: TaskRows) -> Floats:
 
 def beside_the_truth(
     nll_model: Floats, nll_oracle: Floats, *, foresight: Floats, subject: Ints
-) -> Oracle:
+) -> dict[str, Any]:
     """The NLL of a model beside that of the truth, and whether it is better than the truth can be.
 
     A model is leaking where its NLL is better than the truth's by more than `LEAK_Z` standard errors *and* it foresees
@@ -261,11 +261,11 @@ def excess(model: Floats, truth: Truth, rows: TaskRows) -> Floats:
     return np.asarray((said - true - true * np.log(said / true)).sum(axis=1) * days)
 
 
-def excess_rows(costs: Floats, truth: Truth, rows: TaskRows) -> list[ExcessRow]:
+def excess_rows(costs: Floats, truth: Truth, rows: TaskRows) -> list[dict[str, Any]]:
     """Mean excess (`costs` (R, K)) by kind of prediction time, in whole and by third of the truth's bins."""
     bins_of = np.arange(costs.shape[1])
     parts = [bins_of, *(one for one in np.array_split(bins_of, 3) if len(one))]
-    table: list[ExcessRow] = []
+    table: list[dict[str, Any]] = []
     for kind, of_kind in (("visit", ~rows.is_query), ("query", rows.is_query)):
         chosen = costs[truth.known & of_kind]
         for bins in parts if len(chosen) else []:
@@ -305,7 +305,9 @@ def truth_of(population: Population, task: TaskConfig) -> tuple[Truth | None, li
     return Truth.read(population.source, population.records, causes=task.causes), []
 
 
-def oracle_table(truth: Truth, predictor: Predictor, records: TaskRecords, nll: Floats) -> Oracle:
+def oracle_table(
+    truth: Truth, predictor: Predictor, records: TaskRecords, nll: Floats
+) -> dict[str, Any]:
     """Content of `oracle`.
 
     Args:
@@ -322,7 +324,7 @@ def oracle_table(truth: Truth, predictor: Predictor, records: TaskRecords, nll: 
     return {**table, "excess": excess_rows(excess(hazards, truth, rows), truth, rows)}
 
 
-def oracle_warnings(table: Oracle) -> list[str]:
+def oracle_warnings(table: dict[str, Any]) -> list[str]:
     """What a reader of `oracle` must be warned of."""
     if table["beats_oracle_z"] > LEAK_Z:
         return [

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +31,6 @@ from ehrsequencing.records.labels import potential_days
 from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
-from ehrsequencing.results.result_types import AtRisk, FollowUp, SmallestG
 
 DRAWN = "drawn at random for the evaluation"  # the last step of the flow, where some were drawn
 
@@ -308,7 +308,7 @@ def _has_unobserved_tenth(scope: Comparison, values: Floats, horizon_days: float
     return False
 
 
-def at_risk(scope: Comparison, causes: Sequence[str]) -> AtRisk[int]:
+def at_risk(scope: Comparison, causes: Sequence[str]) -> dict[str, Any]:
     """How many were at risk at a landmark, and how many are evaluated by each horizon.
 
     `evaluated` are the subjects who could be followed until the horizon, and `events` those of them with each event.
@@ -323,7 +323,7 @@ def at_risk(scope: Comparison, causes: Sequence[str]) -> AtRisk[int]:
     }
 
 
-def smallest_g(scopes: Sequence[Comparison]) -> list[SmallestG]:
+def smallest_g(scopes: Sequence[Comparison]) -> list[dict[str, Any]]:
     """The smallest chance of being followed, G: the largest weight is 1 / G."""
     return [
         {
@@ -337,7 +337,7 @@ def smallest_g(scopes: Sequence[Comparison]) -> list[SmallestG]:
     ]
 
 
-def follow_up(scope: Comparison) -> FollowUp:
+def follow_up(scope: Comparison) -> dict[str, Any]:
     """Median follow-up by the reverse Kaplan–Meier method, with its interval."""
     median = median_follow_up_days(scope.duration_days, scope.cause)
     few = scope.subjects < FEWEST_SUBJECTS

@@ -33,7 +33,7 @@ from ehrsequencing.records.attrition import too_few
 from ehrsequencing.records.events import NEVER
 from ehrsequencing.records.prepare import prepare, require_made_of
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.results.result_types import Exact, RepeatedRow, RepeatedSplits
+from ehrsequencing.results.result_types import Exact
 from ehrsequencing.training.fit import fit
 from ehrsequencing.training.plan import Plan
 
@@ -121,7 +121,7 @@ class Split:
         return cls(stored["seed"], *sizes, values, counts)
 
 
-def summarise(splits: Sequence[Split]) -> RepeatedSplits[int]:
+def summarise(splits: Sequence[Split]) -> dict[str, Any]:
     """The `repeated_splits` key of `metrics.json`."""
     ratio = float(np.mean([split.held_out_subjects / split.train_subjects for split in splits]))
     places = list(dict.fromkeys(place for split in splits for place in split.values))
@@ -129,7 +129,7 @@ def summarise(splits: Sequence[Split]) -> RepeatedSplits[int]:
     def column(place: Place) -> Floats:
         return np.array([split.values.get(place, np.nan) for split in splits])
 
-    def line(place: Place, values: Floats) -> RepeatedRow[int]:
+    def line(place: Place, values: Floats) -> dict[str, Any]:
         mean, low, high = corrected_interval(values, ratio)
         counted = _counted(splits, place, share=ratio / (1.0 + ratio))
         few = counted is not None and bool(too_few(*counted))
@@ -191,7 +191,7 @@ def repeated_splits(
     prepared: Path | None = None,
     settings: EvaluationConfig | None = None,
     progress: Callable[[int, int, str], None] = lambda done, total, what: None,
-) -> RepeatedSplits[int]:
+) -> dict[str, Any]:
     """Prepare, train and evaluate for each of several random splits of the subjects.
 
     Each split has a folder `RUN/splits/seed-…`; what is finished there is kept, and an interrupted training goes on.

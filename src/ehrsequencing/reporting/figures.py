@@ -15,7 +15,7 @@ from ehrsequencing.config import DAYS_PER_YEAR
 from ehrsequencing.core.arrays import Floats
 from ehrsequencing.reporting.chart import Chart, Curve, Estimate, Figure, ticks
 from ehrsequencing.reporting.wording import duration, percent, percent_mark, plain, with_interval
-from ehrsequencing.results.result_types import Histogram, IncidenceRow
+from ehrsequencing.results.result_types import IncidenceRow
 
 _BARS = 20  # of a histogram
 
@@ -126,7 +126,7 @@ def histogram(training: Floats, here: Floats, *, title: str) -> Figure:
 # ------------------------------------------------------------------------------------------------ risks and decisions
 
 
-def calibration(curve: Curve, *, title: str, histogram: Histogram) -> Figure:
+def calibration(curve: Curve, *, title: str, histogram: dict[str, Any]) -> Figure:
     """Observed against predicted risk: a smooth curve with its band, and the diagonal, above how common each risk is.
 
     Args:

@@ -19,7 +19,7 @@ from ehrsequencing.prediction.drift import Drift
 from ehrsequencing.reporting.chart import Estimate
 from ehrsequencing.reporting.figures import forest
 from ehrsequencing.reporting.wording import environment, interval, percent, with_interval
-from ehrsequencing.results.manifest_types import Origin
+from ehrsequencing.results.result_types import Origin
 
 Table = tuple[str, tuple[str, ...], list[tuple[str, ...]]]  # heading, columns, rows
 

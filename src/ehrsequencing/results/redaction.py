@@ -25,7 +25,6 @@ from ehrsequencing.results.result_types import (
     COUNTS,
     RATES,
     Audit,
-    DataSize,
     DecisionRow,
     Exact,
     Shared,
@@ -247,7 +246,7 @@ def _cell(row: Row, cells: Cells) -> dict[str, Any]:
     return {**_counted(row), **gone, "hidden": True, "reason": TOO_FEW}
 
 
-def _data(data: DataSize[int]) -> dict[str, Any]:
+def _data(data: dict[str, Any]) -> dict[str, Any]:
     whole: Row = data
     large = {name for name, count in data["subjects"].items() if count >= SMALLEST_COUNT}
     rows = {

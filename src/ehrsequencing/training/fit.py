@@ -24,8 +24,7 @@ from ehrsequencing.records.account import PeopleRisks, Reference, Rounded
 from ehrsequencing.records.people import PEOPLE, quantiles_of_risks, some_people
 from ehrsequencing.records.reference import REFERENCE, read_reference
 from ehrsequencing.records.timelines import TaskRecords
-from ehrsequencing.results.manifest_types import Origin
-from ehrsequencing.results.result_types import EpochRow
+from ehrsequencing.results.result_types import EpochRow, Origin
 from ehrsequencing.training.hazards_objective import provenance
 from ehrsequencing.training.loop import Progress, ShowProgress, show_nothing
 from ehrsequencing.training.plan import Plan
