@@ -121,6 +121,14 @@ class EvaluationConfig(Settings):
     # YAML file with what only people know (TRIPOD+AI); examples/tripod.yaml is an empty one
     tripod: str | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_recalibrate(cls, data: Any) -> Any:
+        """Runs of 2.0 say that they were not recalibrated a second time."""
+        if isinstance(data, dict) and data.get("recalibrate") is False:
+            return {name: value for name, value in data.items() if name != "recalibrate"}
+        return data
+
 
 class DriftConfig(Settings):
     """From where on a difference between new people and training people is an alarm (docs/production.md)."""
