@@ -6,7 +6,7 @@ from scipy.optimize import brentq
 from scipy.special import expit
 from scipy.stats import norm
 
-from ehrsequencing.metrics.logistic import fit_logistic
+from ehrsequencing.metrics.calibration import fit_logistic
 from ehrsequencing.records.sample_size import _concordance, _population, needed_events
 
 

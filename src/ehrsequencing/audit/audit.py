@@ -10,14 +10,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from ehrsequencing.audit import (
-    copies,
-    fitted,
-    leading_codes,
-    levels,
-    predictions,
-    suspicion,
-)
+from ehrsequencing.audit import leading_codes, people, predictions, suspicion
 from ehrsequencing.audit.data import AuditData, Check, Finding
 from ehrsequencing.audit.suspicion import importance, sentence
 from ehrsequencing.core.errors import refuse_unknown
@@ -30,12 +23,9 @@ from ehrsequencing.results.result_types import SharedAudit
 
 CHECKS: tuple[Check, ...] = (
     *predictions.CHECKS,
-    copies.CHECK,
-    *fitted.CHECKS,
+    *people.CHECKS,
     *suspicion.CHECKS,
-    *levels.CHECKS,
-    leading_codes.CHECK,
-    leading_codes.DENSITY,
+    *leading_codes.CHECKS,
 )
 
 
@@ -76,7 +66,7 @@ def audit(
     refuse_unknown("code of --allow", allow or {}, run.vocabulary.tokens)
     checks = list(CHECKS)
     if "init" in run.manifest:  # it started from another model
-        checks.append(fitted.CHECK)
+        checks.append(people.PRETRAINING)
     total = len(checks) + 1
     progress(0, total, "reading the records")
     facts = AuditData(run, store, split=split, subjects=subjects, seed=seed)

@@ -17,7 +17,6 @@ from ehrsequencing.core.arrays import Floats, selected
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.signals import give_back_freed_memory
 from ehrsequencing.evaluation import population as follow_up, results
-from ehrsequencing.evaluation.cohort_table import cohort_table
 from ehrsequencing.evaluation.comparison import (
     ORACLE,
     Comparison,
@@ -50,7 +49,7 @@ from ehrsequencing.evaluation.rivals import (
     parts_alone,
     trials_of,
 )
-from ehrsequencing.evaluation.subgroups import groups_of_rows, subgroup_rows
+from ehrsequencing.evaluation.subgroups import cohort_table, groups_of_rows, subgroup_rows
 from ehrsequencing.prediction.run import Run, opened, require_room
 from ehrsequencing.predictors.fit import Fitted
 from ehrsequencing.predictors.from_file import FromFile
