@@ -366,7 +366,7 @@ def test_what_few_peoples_events_decide_is_hidden(split: str, few: bool) -> None
     row = {"train_nll": 1.2345, "tuning_nll": 1.2345}
     exact |= {"history": [row], "baselines": [{"model": "a", **row}]}
     weights = [{"cause": cause, "part": "network", "value": 0.5, "low": 0.4, "high": 0.6} for cause in (rare, often)]
-    exact["blend"] = {"folds": 5, "parts": ["network"], "weights": weights, "best_part": "network", **row}
+    exact["blend"] = {"folds": 5, "parts": ["network"], "weights": weights, **row}
     told = redact(exact)
     name = f"{'train' if split == 'train' else 'tuning'}_nll"
     for one in (*told["history"], *told["baselines"], told["blend"]):

@@ -36,7 +36,7 @@ from ehrsequencing.evaluation.estimates import (
 )
 from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.pooling import pool, read_sites
-from ehrsequencing.evaluation.population import Population, RowFinder
+from ehrsequencing.evaluation.population import Population, rows_of
 from ehrsequencing.evaluation.results import without_few
 from ehrsequencing.evaluation.rivals import Evaluated
 from ehrsequencing.metrics.censoring import aalen_johansen, checked_outcome
@@ -431,7 +431,7 @@ def _in_common(
         EhrseqError: There are none, or the labels of a prepared set are others.
     """
     rows, times = whole.records.rows, np.asarray(whole.records.rows.prediction_us)
-    places = [RowFinder(own)(whole.records.subject_id, times) for own in records]
+    places = [rows_of(own, whole.records.subject_id, times) for own in records]
     chosen = np.flatnonzero(np.min(places, axis=0) >= 0)
     if not len(chosen):
         fix = "prepare them from the same records with the same splits"

@@ -44,7 +44,6 @@ from ehrsequencing.evaluation.rivals import (
     Evaluated,
     declared,
     fit_rivals,
-    likelihood_of_parts,
     likelihoods,
     parts_alone,
     trials_of,
@@ -304,9 +303,7 @@ class Evaluation:
             "checks": self.context.checks(trials=self.trials),
             "tripod": read_tripod(self.settings.tripod),
             "oracle": self._oracle(),
-            "blend": results.blend(
-                self.run, likelihood_of_parts(self.run, self.fitted, self.prepared)
-            ),
+            "blend": results.blend(self.run),
             "warnings": self.warnings,
             "made_of": None,  # told by who knows all of it
         }
@@ -417,6 +414,5 @@ def evaluate(
     result["made_of"] = evaluation_made_of(run, split, settings)
     if earlier is not None and settings.tripod is None:
         result["tripod"] = earlier["tripod"]  # what people answered stays
-    results.keep_earlier(run.folder)
     results.add_result(result, run.folder)
     return result

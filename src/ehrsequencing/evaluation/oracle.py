@@ -17,7 +17,7 @@ import torch
 from ehrsequencing.config import TaskConfig, load_task
 from ehrsequencing.core.arrays import Bools, Floats, Ints, row_blocks
 from ehrsequencing.evaluation.comparison import ORACLE
-from ehrsequencing.evaluation.population import Population, RowFinder
+from ehrsequencing.evaluation.population import Population, rows_of
 from ehrsequencing.metrics.bootstrap import mean_by_subject
 from ehrsequencing.metrics.hazards import hazards_through
 from ehrsequencing.models.risks import cumulative_incidence
@@ -67,16 +67,16 @@ class Truth:
             edges = np.unique(np.r_[edges, batch["start_days"], batch["stop_days"]])
         if names != set(causes):
             return None  # another task on these records
-        finder, number = RowFinder(records), pa.array(causes)
+        number = pa.array(causes)
         hazards = np.full((len(records), len(causes), len(edges) - 1), np.nan)
         for batch in read_batches(data / TRUTH, [*_KEY, "cause", "start_days", "hazard"]):
-            line, row = _lines(batch, finder)
+            line, row = _lines(batch, records)
             cause = np.asarray(pa.compute.index_in(batch["cause"], number))[line]
             bin_ = np.searchsorted(edges, np.asarray(batch["start_days"])[line])
             hazards[row, cause, bin_] = np.asarray(batch["hazard"])[line]
         if np.isnan(hazards).all():
             return None
-        return cls(edges, hazards, _read_mechanisms(data, records, finder))
+        return cls(edges, hazards, _read_mechanisms(data, records))
 
     @cached_property
     def known(self) -> Bools:
@@ -136,12 +136,12 @@ def other_settings(data: Path, task: TaskConfig) -> list[str]:
     return [name for name in ANSWERED if getattr(own, name) != getattr(task, name)]
 
 
-def _read_mechanisms(data: Path, records: TaskRecords, finder: RowFinder) -> dict[str, Floats]:
+def _read_mechanisms(data: Path, records: TaskRecords) -> dict[str, Floats]:
     out: dict[str, Floats] = {}
     if not (data / MECHANISMS).is_file():
         return out
     for batch in read_batches(data / MECHANISMS, [*_KEY, "mechanism", "log_hazard_ratio"]):
-        line, row = _lines(batch, finder)
+        line, row = _lines(batch, records)
         names, ratio = (
             batch["mechanism"].take(pa.array(line)),
             np.asarray(batch["log_hazard_ratio"])[line],
@@ -281,9 +281,9 @@ def excess_rows(costs: Floats, truth: Truth, rows: TaskRows) -> list[dict[str, A
     return table
 
 
-def _lines(batch: pa.RecordBatch, finder: RowFinder) -> tuple[Ints, Ints]:
+def _lines(batch: pa.RecordBatch, records: TaskRecords) -> tuple[Ints, Ints]:
     """Lines (m,) of the truth that speak of a prediction time, and its number (m,)."""
-    row = finder(*(np.asarray(batch[name].cast(pa.int64())) for name in _KEY))
+    row = rows_of(records, *(batch[name].cast(pa.int64()) for name in _KEY))
     line = np.flatnonzero(row >= 0)
     return line, row[line]
 

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike
 
 from ehrsequencing.config import EvaluationConfig, TaskConfig, format_days
 from ehrsequencing.core.arrays import Floats, Ints
@@ -158,33 +160,11 @@ def drawn_subjects(records: TaskRecords, settings: EvaluationConfig) -> Ints | N
     )
 
 
-class RowFinder:
-    """Finds the prediction times that pairs of a subject's id and a moment are about."""
-
-    def __init__(self, records: TaskRecords) -> None:
-        moment_us = np.asarray(records.rows.prediction_us)
-        self.ids, self.times = np.unique(records.subject_id), np.unique(moment_us)
-        keys = self._keys(records.subject_id, moment_us)
-        self.order = np.argsort(keys)
-        self.keys = keys[self.order]
-
-    def __call__(self, subject_id: Ints, moment_us: Ints) -> Ints:
-        """(n,) number of each pair's prediction time; -1: none."""
-        place = _places(self.keys, self._keys(subject_id, moment_us))
-        return np.where(place < 0, -1, self.order[place]) if len(self.order) else place
-
-    def _keys(self, subject_id: Ints, moment_us: Ints) -> Ints:
-        """(n,) a number of each pair; -1 where there is nobody, or nothing, of that kind."""
-        a, b = _places(self.ids, subject_id), _places(self.times, moment_us)
-        return np.where((a < 0) | (b < 0), -1, a * len(self.times) + b)
-
-
-def _places(values: Ints, wanted: Ints) -> Ints:
-    """(n,) where each number stands in rising values; -1: nowhere."""
-    if not len(values):
-        return np.full(len(wanted), -1, dtype=np.int64)
-    place = np.minimum(np.searchsorted(values, wanted), len(values) - 1)
-    return np.where(values[place] == wanted, place, -1)
+def rows_of(records: TaskRecords, subject_id: ArrayLike, moment_us: ArrayLike) -> Ints:
+    """(n,) number of the prediction time that each pair of a subject's id and a moment is about; -1: none."""
+    own = pd.MultiIndex.from_arrays([records.subject_id, np.asarray(records.rows.prediction_us)])
+    wanted = pd.MultiIndex.from_arrays([np.asarray(subject_id), np.asarray(moment_us)])
+    return own.get_indexer(wanted).astype(np.int64)
 
 
 def people(count: int) -> str:
