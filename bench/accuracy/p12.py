@@ -34,9 +34,9 @@ from ehrsequencing.evaluation.rivals import known_baselines
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.predictors.blend import STACKED
 from ehrsequencing.predictors.boosted import BoostedVisits
+from ehrsequencing.predictors.cox import LandmarkCox
 from ehrsequencing.predictors.fit import fit_baselines
 from ehrsequencing.predictors.fitting_data import FittingData
-from ehrsequencing.predictors.landmark_cox import LandmarkCox
 from ehrsequencing.predictors.predictor import Predictor
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared

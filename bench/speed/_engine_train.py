@@ -19,7 +19,7 @@ from ehrsequencing.config import ModelSettings, StudyConfig, TrainingConfig
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training import fit as fitting, loop
-from ehrsequencing.training.masked_codes import BesideHazards, MaskedCodes
+from ehrsequencing.training.objectives import BesideHazards, MaskedCodes
 from ehrsequencing.training.plan import Plan
 from ehrsequencing.training.train import Trainer
 

@@ -24,7 +24,7 @@ from ehrsequencing.models.ensemble import build_model
 from ehrsequencing.predictors.network import Network
 from ehrsequencing.records.timelines import TaskRecords, TaskRows, Timelines
 from ehrsequencing.training.loop import make_optimizer
-from ehrsequencing.training.masked_codes import CLIP_NORM
+from ehrsequencing.training.objectives import CLIP_NORM
 
 CASES = {  # visits, codes of each
     "1 k visits": (1_000, 10),

@@ -11,8 +11,8 @@ from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.evaluation.oracle import Truth, bin_hazards
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.metrics.bootstrap import mean_by_subject
+from ehrsequencing.metrics.hazards import cohort_hazards, exposure, horizon_nll
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.records.hazards import cohort_hazards, exposure, horizon_nll
 from ehrsequencing.records.timelines import TaskRows
 
 EARLY_DAYS = (

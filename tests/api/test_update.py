@@ -13,7 +13,7 @@ from ehrsequencing.core.made_of import made_of
 from ehrsequencing.prediction.run import UPDATE
 from ehrsequencing.records.meds import MedsReader
 from ehrsequencing.records.people import PEOPLE
-from ehrsequencing.records.reference import REFERENCE
+from ehrsequencing.records.prepared import REFERENCE
 from ehrsequencing.records.survey import Part, survey
 from ehrsequencing.simulate import simulate
 from helpers.command_line import ehrseq, refused

@@ -178,7 +178,6 @@ KINDS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "recurrent": ({"recurrent": True}, []),
     "a death that is no cause": ({"competing": {}, "censoring": {"dataset_end": True}}, []),
     "by value": ({"outcome": {name: [codes, "LAB//1 > 1"] for name, codes in OUTCOME.items()}}, []),
-    "roll-up": ({}, ["vocabulary.rollup=on", "vocabulary.min_subjects=20"]),
     "stays that overlap": ({"landmarks": ["0d", "77d", "300d"]}, ["visits.by=encounter", "visits.column=hadm_id"]),
     "stays that touch": ({}, ["visits.by=encounter", "visits.column=hadm_id"]),
 }

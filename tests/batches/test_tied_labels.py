@@ -9,8 +9,8 @@ import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from ehrsequencing.batches.loader import SubjectLoader
+from ehrsequencing.metrics import hazards as plain
 from ehrsequencing.models.hazards import horizon_nll
-from ehrsequencing.records import hazards as plain
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 

@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given, strategies as st
 
 from ehrsequencing.config import TaskConfig, format_days, load_study, load_task, parse_days
+from ehrsequencing.config.files import FORMER
 from ehrsequencing.core.errors import EhrseqError
 
 TASKS = Path(__file__).parents[2] / "examples" / "tasks"
@@ -87,3 +89,16 @@ def test_the_title_names_the_main_horizon(title: str | None, horizons: list[str]
     )
     with pytest.raises(ValueError, match="main must be one of the horizons"):
         TaskConfig.model_validate({**task, "main": "3y"})
+
+
+@pytest.mark.parametrize("setting", FORMER)
+def test_a_setting_that_has_left_is_read_where_it_asked_for_nothing(setting: str, tmp_path: Path) -> None:
+    section, _, name = setting.rpartition(".")
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump({section: {name: FORMER[setting]}, "visits": {"by": "gap"}}))
+    assert load_study(file) == load_study(None, ["visits.by=gap"])
+    file.write_text(yaml.safe_dump({section: {name: "something else"}}))
+    with pytest.raises(EhrseqError, match=rf"unknown setting '{setting}' \(leave it out"):
+        load_study(file)
+    with pytest.raises(EhrseqError, match="unknown setting"):
+        load_study(None, [f"{setting}={FORMER[setting]}"])

@@ -34,8 +34,8 @@ SHAPES = {
     "a section that is a list": ("model: [1]", "model: must hold settings"),
     "a size that is a list": ("model: {size: [1]}", "model.size"),
     "a dialect that is a number": ("dialect: 3", "dialect and data"),
-    "two dialects, one a list": ("data: {dialect: [1]}\ndialect: {time: t}", "dialect and data"),
-    "data that is a list": ("data: [1]\ndialect: {time: t}", "dialect and data"),
+    "two dialects, one a list": ("data: [1]\ndialect: {time_zone: UTC}", "dialect and data"),
+    "data that is a list": ("data: [2]\ndialect: {time_zone: UTC}", "dialect and data"),
     "a task that is a list": ("task: []", "task: must hold settings"),
     "an outcome that is a list": ("task: {name: t, index: {code: A}, outcome: [D], horizons: [1y]}", "task.outcome"),
     "horizons that are no list": ("task: {name: t, index: {code: A}, outcome: {d: D}, horizons: 1y}", "must be a list"),
@@ -203,7 +203,7 @@ ARGUMENTS = {
 }
 SETTINGS = (
     "data.extracted=2020-01-01",
-    "dialect.time=t",
+    "dialect.time_zone=UTC",
     "visits.by=window",
     "values.mode=none",
     "vocabulary.min_subjects=9",
@@ -272,7 +272,7 @@ def test_what_a_prepared_set_or_a_run_has_settled_cannot_be_changed_by_a_file(
         "values: {mode: none}", *train
     )
     assert "splits.by is 'date', but" in line("splits: {by: date, from: 2015-01-01}", *train)
-    assert "data.dialect is" in line("dialect: {time: when}", *train)
+    assert "data.time_zone is" in line("dialect: {time_zone: UTC}", *train)
     assert "has no task 't'" in line(f"task: {{{TASK.strip().replace(chr(10), ', ')}}}", *train)
     evaluate = ("evaluate", sim_run)
     assert f"model.dim is 64, but {sim_run} was made with 16" in line("model: {dim: 64}", *evaluate)

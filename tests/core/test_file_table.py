@@ -9,7 +9,7 @@ import pytest
 
 from ehrsequencing.core.files import read_json
 from ehrsequencing.core.outputs import MANIFEST
-from ehrsequencing.records.reference import REFERENCE
+from ehrsequencing.records.prepared import REFERENCE
 from ehrsequencing.reporting.report import render
 from ehrsequencing.results.redaction import redact
 from helpers.command_line import ehrseq

@@ -26,8 +26,7 @@ from ehrsequencing.evaluation.oracle import (
     truth_of,
 )
 from ehrsequencing.evaluation.population import Population
-from ehrsequencing.metrics.hazards import hazards_through
-from ehrsequencing.records.hazards import event_bin, exposure, horizon_nll
+from ehrsequencing.metrics.hazards import event_bin, exposure, hazards_through, horizon_nll
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords, TaskRows

@@ -10,7 +10,7 @@ from scipy.optimize import minimize
 
 from ehrsequencing.models.hazards import horizon_nll
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.predictors.recalibration import FEWEST, fit_recalibration
+from ehrsequencing.predictors.recalibration import FEWEST, Labels, fit_recalibration
 from ehrsequencing.records.prepared import Prepared
 from helpers.known_hazards import EDGES, Floats, world
 
@@ -22,17 +22,22 @@ def nll(eta: Floats, duration: Floats, cause: NDArray[np.int64], entry: Floats) 
     )
 
 
+def own_labels(duration: Floats, cause: NDArray[np.int64], entry: Floats) -> Labels:
+    """Each row is of another person."""
+    return Labels(duration, cause, entry, np.arange(len(cause)))
+
+
 def test_a_known_miscalibration_is_undone() -> None:
     eta, duration, cause, entry = world(20_000, seed=1)
     a, b = np.array([-1.5, 0.7])[:, None], np.array([0.6, 1.4])[:, None]
     wrong = (eta - a) / b  # so that a + b · wrong is the truth
-    found = fit_recalibration(wrong, EDGES, duration_days=duration, cause=cause, entry_days=entry)
+    found = fit_recalibration(wrong, EDGES, own_labels(duration, cause, entry))
     np.testing.assert_allclose(found.slope, np.repeat(b, 3, axis=1), rtol=0.06)
     fixed = found.intercept + found.slope * wrong
     assert np.abs((fixed - eta).mean(axis=(0, 2))).max() < 0.03
     assert nll(fixed, duration, cause, entry) <= nll(eta, duration, cause, entry) < nll(wrong, duration, cause, entry)
     np.testing.assert_array_equal(found.subjects, np.bincount(cause)[1:])
-    right = fit_recalibration(eta, EDGES, duration_days=duration, cause=cause, entry_days=entry)
+    right = fit_recalibration(eta, EDGES, own_labels(duration, cause, entry))
     np.testing.assert_allclose(right.slope, 1.0, atol=0.06)
 
 
@@ -41,7 +46,7 @@ def test_it_is_the_maximum_of_the_models_own_likelihood(seed: int) -> None:
     """An independent optimiser on `horizon_nll` itself, all causes at once, entries included."""
     eta, duration, cause, entry = world(150, seed=seed)
     eta = 0.5 * eta - 3.0
-    found = fit_recalibration(eta, EDGES, duration_days=duration, cause=cause, entry_days=entry)
+    found = fit_recalibration(eta, EDGES, own_labels(duration, cause, entry))
 
     def loss(x: Floats) -> float:
         return nll(x[:2, None] + x[2:, None] * eta, duration, cause, entry)
@@ -60,13 +65,13 @@ def test_it_is_the_maximum_of_the_models_own_likelihood(seed: int) -> None:
 def test_few_events_and_equal_hazards_leave_the_slope_alone() -> None:
     eta, duration, cause, entry = world(300, seed=3)
     rare = np.where((cause == 2) & (np.cumsum(cause == 2) >= FEWEST), 0, cause)
-    found = fit_recalibration(eta, EDGES, duration_days=duration, cause=rare, entry_days=entry)
+    found = fit_recalibration(eta, EDGES, own_labels(duration, rare, entry))
     assert set(found.intercept[1]) == {0.0}
     assert set(found.slope[1]) == {1.0}
     assert found.subjects[1] == FEWEST - 1
     assert found.slope[0, 0] != 1.0
     flat = np.full_like(eta, -5.0)
-    found = fit_recalibration(flat, EDGES, duration_days=duration, cause=cause, entry_days=entry)
+    found = fit_recalibration(flat, EDGES, own_labels(duration, cause, entry))
     days = (duration - entry).sum()
     for e in range(2):
         assert set(found.slope[e]) == {1.0}

@@ -9,11 +9,10 @@ import pytest
 from ehrsequencing.config import EvaluationConfig
 from ehrsequencing.core import arrays
 from ehrsequencing.evaluation.evaluate import evaluate
-from ehrsequencing.metrics.hazards import hazards_through
+from ehrsequencing.metrics.hazards import cumulative_incidence, hazards_through, horizon_nll
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.predictors.from_file import nll_through, risk_through
 from ehrsequencing.predictors.predictor import in_parts
-from ehrsequencing.records.hazards import cumulative_incidence, horizon_nll
 from helpers.rows import risk_of_rows
 
 

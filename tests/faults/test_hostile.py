@@ -22,7 +22,7 @@ from ehrsequencing.core.files import read_json, sha256
 from ehrsequencing.core.outputs import MANIFEST, save_manifest
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.readers.fhir import import_fhir
-from ehrsequencing.readers.fhir.files import fhir_files
+from ehrsequencing.readers.fhir.survey import fhir_files
 from ehrsequencing.readers.omop.reader import import_omop
 from ehrsequencing.readers.table_files import BLOCK_BYTES, open_table
 from ehrsequencing.records.codes import CodeMatcher

@@ -8,8 +8,8 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ehrsequencing.models import attention, behrt
-from ehrsequencing.models.attention_blocks import AttentionPlan
+from ehrsequencing.models import attention
+from ehrsequencing.models.attention import AttentionPlan
 from ehrsequencing.models.base import SurvivalModel
 from helpers.model_checks import answers, noise
 from helpers.models import make_model
@@ -54,11 +54,9 @@ def check_visits_plan(subjects: Records, window: int, *, bidirectional: bool) ->
     config = make_model(max_visits=window, attention=direction).config
     batch, x = pack(subjects), pad(subjects)
     each = [seen[real][:, real] for seen, real in zip(visible(config, x), x.visit_mask, strict=True)]
-    plan = attention.visits_plan(batch, window=window, bidirectional=bidirectional)
+    plan = attention.time_plan(batch, window=window, bidirectional=bidirectional)
     expected = block_diagonal([m for m in each if len(m)])
     assert torch.equal(sightings(plan, batch.n_visits), expected)
-    mask = attention.visits_mask(batch, window=window, bidirectional=bidirectional)
-    assert torch.equal(mask, expected > 0)
 
 
 def check_tokens_plan(subjects: Records, max_tokens: int, *, bidirectional: bool) -> None:
@@ -72,18 +70,15 @@ def check_tokens_plan(subjects: Records, max_tokens: int, *, bidirectional: bool
         row_of_token = [row for row, count in enumerate(counts) for _ in range(count)]
         each.append(torch.tensor([[j in sees[i] for j in row_of_token] for i in row_of_token], dtype=torch.bool))
     offsets = torch.tensor([0, *(count for counts in tokens for count in counts)]).cumsum(0)
-    plan = behrt.tokens_plan(batch, offsets, max_tokens=max_tokens, bidirectional=bidirectional)
+    plan = attention.time_plan(batch, window=max_tokens, bidirectional=bidirectional, offsets=offsets)
     expected = block_diagonal([m for m in each if len(m)])
     assert torch.equal(sightings(plan, int(offsets[-1])), expected)
-    mask = behrt.tokens_mask(batch, offsets, max_tokens=max_tokens, bidirectional=bidirectional)
-    assert torch.equal(mask, expected > 0)
 
 
 def check_codes_plan(sizes: list[int]) -> None:
     offsets = torch.tensor([0, *sizes]).cumsum(0)
     expected = block_diagonal([torch.ones(size, size) for size in sizes if size])
     assert torch.equal(sightings(attention.codes_plan(offsets), sum(sizes)), expected)
-    assert torch.equal(attention.codes_mask(offsets), expected > 0)
 
 
 def moved_rows(model: SurvivalModel, rows: list[Visit], i: int, altered: Visit) -> list[bool]:

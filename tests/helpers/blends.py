@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from ehrsequencing.predictors import boosted, features, history, stack
+from ehrsequencing.predictors import blend, boosted, features, history
 
 
 @contextmanager
@@ -17,7 +17,7 @@ def quick_parts() -> Iterator[None]:
         patch.setattr(features, "fit_feature_spec", partial(history.fit_feature_spec, max_codes=12))
         patch.setattr(features, "MOST_PAIRS", 4)
         patch.setattr(features, "MOST_BINS", 16)
-        patch.setattr(stack, "FOLDS", 2)
+        patch.setattr(blend, "FOLDS", 2)
         patch.setattr(boosted, "MOST_TREES", 8)
         patch.setattr(boosted, "PATIENCE", 3)
         patch.setattr(boosted, "TRIALS", tuple(trial | quick for trial in boosted.TRIALS))

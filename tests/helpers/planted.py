@@ -90,33 +90,33 @@ def bidirectional_timeline(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -
 def flat_without_visit_mask(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
     """No mask at all: every token of a person sees every other, those of later visits and of other questions too."""
 
-    def unmasked(batch: Any, token_offsets: Any, **settings: Any) -> Any:
-        return attention.codes_plan(token_offsets[batch.subject_offsets])
+    def unmasked(batch: Any, *, offsets: Any, **settings: Any) -> Any:
+        return attention.codes_plan(offsets[batch.subject_offsets])
 
-    patch.setattr(behrt, "tokens_plan", unmasked)
+    patch.setattr(behrt, "time_plan", unmasked)
     return assemble(honest, tmp / "run", "model.architecture=flat")
 
 
 @planted("future_perturbation")
 def window_off_by_one(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
     """Each visit sees the one after it, too: the visit mask is shifted by one."""
-    see = attention.visits_plan
+    see = attention.time_plan
 
     def ahead(batch: Any, *, window: int, bidirectional: bool = False) -> Any:
         return see(batch, window=2, bidirectional=True)  # itself, one back, one ahead
 
-    patch.setattr(attention, "visits_plan", ahead)
+    patch.setattr(attention, "time_plan", ahead)
     return assemble(honest, tmp / "run")
 
 
 @planted("future_perturbation")
 def queries_visible(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
-    see = attention.visits_plan
+    see = attention.time_plan
 
     def as_visits(batch: Any, **settings: Any) -> Any:
         return see(replace(batch, is_query=torch.zeros_like(batch.is_query)), **settings)
 
-    patch.setattr(attention, "visits_plan", as_visits)
+    patch.setattr(attention, "time_plan", as_visits)
     return assemble(honest, tmp / "run")
 
 

@@ -12,7 +12,7 @@ TASK = TaskConfig.model_validate(
         "landmarks": ["0d", "30d"],
     }
 )
-STUDY = load_study(None, ["vocabulary.rollup=on", "vocabulary.min_subjects=3"])
+STUDY = load_study(None, ["vocabulary.min_subjects=3"])
 PARENTS = {"DX//3": ["DX"], "DX//4": ["DX"]}
 
 

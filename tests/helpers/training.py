@@ -31,7 +31,7 @@ TINY = (
         "training.blend=false",
     ),
     "training.checkpoint_seconds=0",
-    # As given, not as the size of the cohort decides (training/resolve.py): Trainer and the command train the same.
+    # As given, not as the size of the cohort decides (training/plan.py): Trainer and the command train the same.
     *("model.dropout=0", "model.code_dropout=0", "model.wide_head=false", "model.age_polynomial=false"),
     *("model.table_dim=0", "training.distillation=0"),
 )

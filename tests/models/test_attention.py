@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, strategies as st
 
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.models import attention, behrt
+from ehrsequencing.models import attention
 from helpers.attention_checks import (
     any_reach,
     check_codes_plan,
@@ -17,8 +17,9 @@ from helpers.attention_checks import (
     check_visits_plan,
     check_weights,
     check_window,
+    sightings,
 )
-from helpers.model_checks import FEW, outputs_and_gradients
+from helpers.model_checks import FEW
 from helpers.models import ENCODERS, make_model
 from helpers.strategies import Records, Subject, Visit, pack, records, sample_records
 
@@ -41,19 +42,18 @@ def test_codes_plan(sizes: list[int]) -> None:
     check_codes_plan(sizes)
 
 
-@pytest.mark.parametrize(
-    "settings", [{"visit_encoder": "transformer", "max_visits": 3}, {"architecture": "flat", "max_tokens": 9}], ids=str
-)
-def test_the_plain_path_gives_the_same_numbers(settings: dict[str, object]) -> None:
-    model, batch = make_model(**settings), pack(sample_records())
-    logits, gradients = outputs_and_gradients(model, batch)
-    with attention.plain_attention():
-        plain, plain_gradients = outputs_and_gradients(model, batch)
-        rows = torch.tensor([0, batch.n_visits - 1])
-        torch.testing.assert_close(model.logits_at(batch, rows), plain[rows], rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(plain, logits, rtol=1e-10, atol=1e-10)
-    for found, wanted in zip(plain_gradients, gradients, strict=True):
-        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-10)
+@FEW
+@given(records(), any_reach)
+def test_rows_alone_see_what_they_see_among_all(subjects: Records, window: int) -> None:
+    batch = pack(subjects)
+    whole = sightings(attention.time_plan(batch, window=window), batch.n_visits)
+    rows = torch.arange(batch.n_visits).flip(0)[::2]
+    q = torch.randn(batch.n_visits, 4, dtype=torch.float64)
+    alone = attention.rows_plan(batch, rows, window=window).attend(q[rows], q, q, heads=2)
+    weights = (q.view(-1, 2, 2).transpose(0, 1) @ q.view(-1, 2, 2).permute(1, 2, 0) / 2**0.5)[:, rows]
+    seen = weights.masked_fill(whole[rows] == 0, float("-inf")).softmax(2)
+    expected = (seen @ q.view(-1, 2, 2).transpose(0, 1)).transpose(0, 1).flatten(1)
+    torch.testing.assert_close(alone, expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
@@ -63,10 +63,10 @@ def test_cost_is_linear_in_the_length_of_a_subject(rows: str, bidirectional: boo
     for visits in (10_000, 20_000):
         batch = pack([Subject((Visit(),) * visits)])
         if rows == "visits":
-            plan = attention.visits_plan(batch, window=512, bidirectional=bidirectional)
+            plan = attention.time_plan(batch, window=512, bidirectional=bidirectional)
         else:
             one_each = torch.arange(visits + 1)
-            plan = behrt.tokens_plan(batch, one_each, max_tokens=512, bidirectional=bidirectional)
+            plan = attention.time_plan(batch, window=512, bidirectional=bidirectional, offsets=one_each)
         scores.append(sum(b.groups * b.query_length * b.key_length for b in plan.blocks))
         assert scores[-1] < visits * 512 * 3
         assert all(b.mask is None or b.mask.numel() < visits * 512 * 3 for b in plan.blocks)

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, strategies as st
 from numpy.typing import NDArray
 
+from ehrsequencing.metrics import hazards as numpy_room
 from ehrsequencing.models import hazards as torch_room, risks as torch_risks
-from ehrsequencing.records import hazards as numpy_room
 
 Floats = NDArray[np.float64]
 DAYS = st.floats(0.01, 5000.0)

@@ -6,7 +6,6 @@ import torch.nn.functional as F
 
 from ehrsequencing.config import ModelConfig
 from ehrsequencing.models import attention
-from ehrsequencing.models.attention import attend
 from ehrsequencing.models.base import SurvivalModel as Model
 from ehrsequencing.models.segments import dropout
 from ehrsequencing.models.transformer import TransformerLayer
@@ -53,7 +52,7 @@ def test_history_dropout_drops_whole_rows_of_what_the_past_offers() -> None:
     """A layer in training equals itself in evaluation on values of which whole rows are gone."""
     config = ModelConfig(dim=16, heads=2, layers=1, dropout=0)
     batch = pack(sample_records())
-    plan = attention.visits_plan(batch, window=512, bidirectional=False)
+    plan = attention.time_plan(batch, window=512, bidirectional=False)
     x = torch.randn(batch.n_visits, 16, dtype=torch.float64)
     layer = TransformerLayer(config, value_dropout=0.4).double()
     torch.manual_seed(3)
@@ -62,7 +61,7 @@ def test_history_dropout_drops_whole_rows_of_what_the_past_offers() -> None:
     kept = dropout(torch.ones(batch.n_visits, 1, dtype=torch.float64), 0.4, training=True)
     assert 0 < int((kept == 0).sum()) < batch.n_visits
     q, k, v = layer.qkv(layer.attention_norm(x)).chunk(3, dim=1)
-    wanted = x + layer.attention_scale * layer.out(attend(q, k, v * kept, plan, heads=2))
+    wanted = x + layer.attention_scale * layer.out(plan.attend(q, k, v * kept, heads=2))
     wanted = wanted + layer.mlp_scale * layer.W2(torch.nn.functional.gelu(layer.W1(layer.mlp_norm(wanted))))
     torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
     assert not torch.equal(found, layer.eval()(x, plan))

@@ -11,9 +11,9 @@ from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.config import StudyConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.metrics.censoring import aalen_johansen
+from ehrsequencing.metrics.hazards import cohort_hazards
 from ehrsequencing.models.ensemble import build_model
 from ehrsequencing.models.risks import observed_hazards
-from ehrsequencing.records.hazards import cohort_hazards
 from ehrsequencing.records.prepared import Prepared
 from helpers.rows import risk_of_rows
 from helpers.training import NetworkTrainer as Trainer

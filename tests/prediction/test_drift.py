@@ -28,7 +28,7 @@ from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.meds import MedsReader
 from ehrsequencing.records.people import PEOPLE, People
-from ehrsequencing.records.reference import REFERENCE
+from ehrsequencing.records.prepared import REFERENCE
 from ehrsequencing.records.survey import survey
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.records.vocabulary_fit import VocabularyFit

@@ -23,7 +23,7 @@ from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.events import BIRTH
 from ehrsequencing.records.people import PEOPLE
 from ehrsequencing.records.prepare import prepare
-from ehrsequencing.records.reference import ARRAYS, REFERENCE
+from ehrsequencing.records.prepared import ARRAYS, REFERENCE
 from ehrsequencing.reporting.share import share_run
 from ehrsequencing.serve import app
 from helpers.training import train

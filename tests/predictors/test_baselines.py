@@ -14,16 +14,17 @@ from sklearn.linear_model import PoissonRegressor
 
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.metrics.censoring import aalen_johansen
+from ehrsequencing.metrics.hazards import cohort_hazards, cumulative_incidence, event_bin, exposure
 from ehrsequencing.predictors import boosted, fit as fit_module, fitting_data as base
 from ehrsequencing.predictors.boosted import BoostedVisits
+from ehrsequencing.predictors.cox import LandmarkCox
 from ehrsequencing.predictors.features import binned
-from ehrsequencing.predictors.fit import BASELINES, AgeAndSex, MarginalIncidence, fit_baselines, fit_poisson
+from ehrsequencing.predictors.fit import BASELINES, AgeAndSex, MarginalIncidence, fit_baselines
 from ehrsequencing.predictors.fitting_data import FittingData
-from ehrsequencing.predictors.landmark_cox import LandmarkCox
 from ehrsequencing.predictors.predictor import Predictor
+from ehrsequencing.predictors.recalibration import fit_hazards
 from ehrsequencing.records import scales
 from ehrsequencing.records.events import DAY_US
-from ehrsequencing.records.hazards import cohort_hazards, cumulative_incidence, event_bin, exposure
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.scales import grid_edges
 from ehrsequencing.records.timelines import TaskRecords
@@ -63,9 +64,9 @@ def test_the_poisson_regression_is_that_of_scikit_learn() -> None:
     assert 5 < events.sum() < 100
     model = PoissonRegressor(alpha=1e-4, solver="newton-cholesky", tol=1e-12, max_iter=500)
     model.fit(x, events / exposure_days, sample_weight=exposure_days)
-    np.testing.assert_allclose(
-        fit_poisson(x, events, exposure_days), [model.intercept_, *model.coef_], rtol=1e-6, atol=1e-8
-    )
+    design, penalty = np.vstack([np.ones(300), x.T]), 1e-4 * exposure_days.sum() * np.array([0, 1, 1, 1])
+    ours, _ = fit_hazards(design, np.log(exposure_days), design @ events, penalty=penalty)
+    np.testing.assert_allclose(ours, [model.intercept_, *model.coef_], rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize("people", [4, 5, 9, 200])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ehrsequencing.core.arrays import Floats
-from ehrsequencing.predictors.update import (
+from ehrsequencing.predictors.recalibration import (
     ALPHA,
     FEWEST_EVENTS,
     METHODS,

@@ -9,13 +9,12 @@ import pytest
 
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.metrics.censoring import aalen_johansen
-from ehrsequencing.predictors import features, landmark_cox
+from ehrsequencing.predictors import cox, features
 from ehrsequencing.predictors.boosted import BoostedVisits
-from ehrsequencing.predictors.cox import CoxFit, CoxRows
+from ehrsequencing.predictors.cox import CoxFit, CoxHazards, CoxRows, LandmarkCox
 from ehrsequencing.predictors.features import LinearDesign
 from ehrsequencing.predictors.fit import AgeAndSex, MarginalIncidence, fit_baselines, fit_last_step
 from ehrsequencing.predictors.history import fit_feature_spec, history_features
-from ehrsequencing.predictors.landmark_cox import CoxHazards, LandmarkCox
 from ehrsequencing.predictors.predictor import Recalibrated
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
@@ -70,13 +69,13 @@ def test_landmark_cox_learns_what_the_record_says_and_keeps_to_its_cells(
     assert risk[~has].mean() == pytest.approx(1 - np.exp(-300 / 1000), abs=0.08)
     assert not model.fits[1].beta.any()
     monkeypatch.setattr(features, "MOST_LINEAR_CELLS", 50 * (len(model.design.columns) + 1))
-    seen, choose = list[int](), landmark_cox.choose_ridge
+    seen, choose = list[int](), cox.choose_ridge
 
     def watch(own: CoxRows, other: CoxRows, **more: Any) -> CoxFit:
         seen.append(len(own.x))
         return choose(own, other, **more)
 
-    monkeypatch.setattr(landmark_cox, "choose_ridge", watch)
+    monkeypatch.setattr(cox, "choose_ridge", watch)
     LandmarkCox(given_to(task, prepared, made, judges))
     assert seen == [50] * len(task.causes)
 

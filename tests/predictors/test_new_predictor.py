@@ -10,11 +10,11 @@ import pytest
 from ehrsequencing.config import EvaluationConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.evaluate import evaluate
+from ehrsequencing.metrics.hazards import horizon_nll
 from ehrsequencing.predictors import fit
 from ehrsequencing.predictors.fitting_data import FittingData
 from ehrsequencing.predictors.from_file import FromFile
 from ehrsequencing.predictors.predictor import Predictor, in_parts
-from ehrsequencing.records.hazards import horizon_nll
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.reporting.report import render

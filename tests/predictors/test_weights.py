@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from ehrsequencing.predictors.weights import BlendRows, BlendWeights, blended_hazards, fit_weights, points_at
-from ehrsequencing.records.hazards import exposure, horizon_nll
+from ehrsequencing.metrics.hazards import exposure, horizon_nll
+from ehrsequencing.predictors.recalibration import Labels
+from ehrsequencing.predictors.weights import BlendWeights, blended_hazards, fit_weights
 
 EDGES = (10.0, 30.0, 60.0, 100.0, 200.0)
 
 
-def drawn(entry: float = 0.0, n: int = 1500, seed: int = 0) -> tuple[list[np.ndarray], BlendRows]:
+def drawn(entry: float = 0.0, n: int = 1500, seed: int = 0) -> tuple[list[np.ndarray], Labels]:
     """Three models of two causes, each the truth with noise of its own; durations up to after the last edge."""
     rng = np.random.default_rng(seed)
     truth = np.exp(rng.normal(-5, 0.7, (n, 2, 1)) + rng.normal(0, 0.3, (1, 2, 6)))
@@ -22,29 +23,20 @@ def drawn(entry: float = 0.0, n: int = 1500, seed: int = 0) -> tuple[list[np.nda
     cause = np.where(time.min(axis=1) < censored, time.argmin(axis=1) + 1, 0)
     keep = duration > entry
     parts, duration, cause = [part[keep] for part in parts], duration[keep], cause[keep]
-    enters = np.full(len(duration), entry)
-    at_duration, at_entry = points_at(parts, EDGES, duration), points_at(parts, EDGES, enters)
-    subject = np.arange(len(duration)) // 2
-    return parts, BlendRows(duration, enters, cause, subject, at_duration, at_entry, EDGES)
+    return parts, Labels(duration, cause, np.full(len(duration), entry), np.arange(len(duration)) // 2)
 
 
-def nll(parts: list[np.ndarray], rows: BlendRows, weights: np.ndarray) -> float:
+def nll(parts: list[np.ndarray], rows: Labels, weights: np.ndarray) -> float:
     """The mean likelihood of blended hazards, by the package's own formula."""
     labels = {"duration_days": rows.duration_days, "cause": rows.cause, "entry_days": rows.entry_days}
     return float(horizon_nll(blended_hazards(parts, weights, EDGES), EDGES, **labels).mean())
-
-
-def two(rows: BlendRows, parts: list[np.ndarray]) -> BlendRows:
-    """The same rows with two models only."""
-    at = (points_at(parts, EDGES, days) for days in (rows.duration_days, np.asarray(rows.entry_days)))
-    return replace(rows, **dict(zip(("at_duration", "at_entry"), at, strict=True)))
 
 
 @pytest.mark.parametrize("entry", [0.0, 15.0])
 def test_weights_are_those_of_an_independent_optimiser(entry: float) -> None:
     parts, rows = drawn(entry)
     parts = parts[:2]
-    found = fit_weights(two(rows, parts), n_causes=2, prior_sd=1e9)
+    found = fit_weights(parts, EDGES, rows, prior_sd=1e9)
     np.testing.assert_allclose(found.value.sum(axis=1), 1.0, rtol=1e-12)
 
     def loss(first: np.ndarray) -> float:
@@ -57,15 +49,14 @@ def test_weights_are_those_of_an_independent_optimiser(entry: float) -> None:
 
 def test_the_interval_is_that_of_resampled_people() -> None:
     parts, rows = drawn(n=1500)
-    own = two(rows, parts[:2])
-    found, rng = fit_weights(own, n_causes=2, prior_sd=1e9), np.random.default_rng(0)
+    parts = parts[:2]
+    found, rng = fit_weights(parts, EDGES, rows, prior_sd=1e9), np.random.default_rng(0)
     people = [np.flatnonzero(rows.subject == who) for who in np.unique(rows.subject)]
     again = []
     for _ in range(60):
         some = np.concatenate([people[k] for k in rng.integers(0, len(people), len(people))])
-        kept = {name: getattr(own, name)[some] for name in ("duration_days", "entry_days", "cause", "subject")}
-        points = {name: getattr(own, name)[:, some] for name in ("at_duration", "at_entry")}
-        again.append(fit_weights(replace(own, **kept, **points), n_causes=2, prior_sd=1e9).value[:, 0])
+        drawn_parts = [part[some] for part in parts]
+        again.append(fit_weights(drawn_parts, EDGES, rows.take(some), prior_sd=1e9).value[:, 0])
     reach = (found.high - found.low)[:, 0] / (2 * 1.96)
     inside = (found.low[:, 0] > 0) & (found.high[:, 0] < 1)
     assert inside.any()
@@ -74,12 +65,12 @@ def test_the_interval_is_that_of_resampled_people() -> None:
 
 def test_a_useless_model_gets_no_weight_and_a_cause_without_events_equal_ones() -> None:
     parts, rows = drawn()
-    shuffled = parts[1][np.random.default_rng(1).permutation(len(rows))] * 30
+    shuffled = parts[1][np.random.default_rng(1).permutation(len(rows.cause))] * 30
     rows = replace(rows, cause=np.where(rows.cause == 2, 0, rows.cause))
-    found = fit_weights(two(rows, [parts[0], shuffled]), n_causes=2)
+    found = fit_weights([parts[0], shuffled], EDGES, rows)
     assert found.value[0, 1] < 0.1
     np.testing.assert_allclose(found.value[1], 1 / 2)
-    alike = fit_weights(two(rows, [parts[0], parts[0]]), n_causes=1)  # nothing tells one from the other
+    alike = fit_weights([parts[0], parts[0]], EDGES, rows)  # nothing tells one from the other
     np.testing.assert_allclose(alike.value, 1 / 2)
 
 
@@ -87,7 +78,7 @@ def test_chance_draws_weights_towards_one_half_and_many_subjects_do_not() -> Non
     shares = []
     for n in (120, 1500):
         parts, rows = drawn(n=n)
-        best, found = (fit_weights(two(rows, parts[:2]), n_causes=1, prior_sd=sd) for sd in (1e9, 0.2))
+        best, found = (fit_weights(parts[:2], EDGES, rows, prior_sd=sd) for sd in (1e9, 0.2))
         assert (found.low <= found.value).all()
         assert (found.value <= found.high).all()
         shares.append((found.value[0, 0] - 0.5) / (best.value[0, 0] - 0.5))
@@ -96,16 +87,15 @@ def test_chance_draws_weights_towards_one_half_and_many_subjects_do_not() -> Non
 
 
 def test_weights_of_three_are_those_of_one_and_of_two_that_share_the_rest() -> None:
-    parts, rows = drawn(n=200)
+    parts, _ = drawn(n=200)
     first, rest = (BlendWeights(*[np.array([[w, 1 - w]] * 2)] * 3) for w in (0.3, 0.6))
     stacked = blended_hazards(parts[1:], rest.value, EDGES)
     in_two = blended_hazards([parts[0], stacked], first.value, EDGES)
     np.testing.assert_allclose(blended_hazards(parts, first.before(rest).value, EDGES), in_two, rtol=1e-9)
-    assert len(rows) == len(in_two)
 
 
 def test_blended_hazards_lie_between_and_are_those_of_a_single_part() -> None:
-    parts, rows = drawn(n=200)
+    parts, _ = drawn(n=200)
     for m in range(3):
         alone = np.tile(np.eye(3)[m], (2, 1))
         np.testing.assert_allclose(blended_hazards(parts, alone, EDGES), parts[m], rtol=1e-10)
@@ -119,4 +109,3 @@ def test_blended_hazards_lie_between_and_are_those_of_a_single_part() -> None:
     assert (mine <= every.max(axis=0) * (1 + 1e-9)).all()
     at_edges = np.exp(np.einsum("em,mred->red", weights, np.log(every[..., [1, 3]])))
     np.testing.assert_allclose(mine[..., [1, 3]], at_edges, rtol=1e-10)
-    assert len(rows)

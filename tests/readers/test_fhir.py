@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 
-from ehrsequencing.readers.fhir import files as fhir_files, import_fhir, read_bundle
+from ehrsequencing.readers.fhir import import_fhir, read_bundle, survey as fhir_files
 from ehrsequencing.readers.import_report import ImportReport
 from ehrsequencing.readers.rows import subject_ids
 from helpers.command_line import ehrseq, refused

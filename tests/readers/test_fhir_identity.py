@@ -117,23 +117,16 @@ def test_a_replaced_record_is_merged_into_the_other(kind: str) -> None:
     assert len(values(rows)) == 2
 
 
-def test_the_same_id_on_two_servers_is_two_patients() -> None:
+def test_one_id_at_two_servers_is_refused_and_a_second_version_is_none() -> None:
     def record(server: str, value: float) -> list[Any]:
         made = [ANNA, STAY, lab(value)]
         entries = [{"fullUrl": f"{server}/{r['resourceType']}/{r['id']}", "resource": r} for r in made]
         return [{"resourceType": "Bundle", "type": "searchset", "entry": entries}]
 
-    one, two = "https://a.example/fhir", "https://b.example/fhir"
-    rows, _ = read(*record(one, 5), *record(two, 6))
-    assert len({row["subject_id"] for row in rows}) == 2
-    assert sorted(values(rows)) == [5.0, 6.0]
-    assert {row["encounter_id"] for row in rows if row["encounter_id"]} == {
-        "https%3A%2F%2Fa.example%2Ffhir~s1",
-        "https%3A%2F%2Fb.example%2Ffhir~s1",
-    }
-    again, _ = read(*record(one, 5), *record(one, 6))
-    assert values(again) == [6.0]
-    assert {row["encounter_id"] for row in again} == {None, "s1"}
+    one = "https://a.example/fhir"
+    with pytest.raises(EhrseqError, match="two servers"):
+        read(*record(one, 5), *record("https://b.example/fhir", 6))
+    assert values(read(*record(one, 5), *record(one, 6))[0]) == [6.0]
 
 
 @pytest.mark.parametrize("path", ["diagnosis", "reasonReference", "encounter"])

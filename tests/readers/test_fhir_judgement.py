@@ -262,7 +262,7 @@ def test_a_medication_without_a_code_is_named_by_its_ingredients() -> None:
         assert {row["code"] for row in read(*resources)[0]} >= {"RxNorm//1", "RxNorm//2"}
 
 
-def test_one_id_of_two_people_is_refused_where_nothing_names_the_servers(tmp_path: Path) -> None:
+def test_one_id_of_two_people_is_refused(tmp_path: Path) -> None:
     other = of("Patient", id="anna", birthDate="1980-01-01", gender="male")
     for name, patient in (("a", ANNA), ("b", other)):
         (tmp_path / f"fhir/{name}").mkdir(parents=True)
@@ -280,27 +280,6 @@ def test_one_id_of_two_people_is_refused_where_nothing_names_the_servers(tmp_pat
 def at(base: str, *resources: Resource) -> str:
     """Resources a line, whose references name the server."""
     return "\n".join(json.dumps(one).replace('"Patient/anna', f'"{base}/Patient/anna') for one in resources)
-
-
-def test_one_id_on_two_servers_is_two_people(tmp_path: Path) -> None:
-    """A line of a Patient names no server: that of its folder's references counts."""
-    other = of("Patient", id="anna", birthDate="1950-03-01", gender="female")
-    for name, patient in (("a", ANNA), ("b", other)):
-        folder = tmp_path / f"fhir/{name}"
-        folder.mkdir(parents=True)
-        (folder / "Patient.ndjson").write_text(json.dumps(patient))
-        (folder / "Encounter.ndjson").write_text(
-            at(f"https://{name}.example/fhir", stay(), condition(recordedDate="2018-01-02T10:00:00Z"))
-        )
-    report = import_fhir(tmp_path / "fhir", tmp_path / "meds")
-    assert report.subjects == 2
-    assert report.tables["Condition"].kept == 2
-    together = tmp_path / "one"
-    together.mkdir()
-    for number, path in enumerate(sorted((tmp_path / "fhir").rglob("*.ndjson"))):
-        if path.parent.name == "a":
-            (together / f"{number}.ndjson").write_text(path.read_text())
-    assert import_fhir(together, tmp_path / "meds1").subjects == 1
 
 
 @pytest.mark.parametrize("files", [1, 2])

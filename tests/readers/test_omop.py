@@ -231,28 +231,13 @@ def duckdb_file(tmp_path: Path) -> Path:
     return tmp_path / "cdm.duckdb"
 
 
-def header_of(path: Path, storage: int, writer: bytes) -> None:
-    """Give a DuckDB file the header that another version writes; the checksum of the header is left as it is."""
-    content = bytearray(path.read_bytes())
-    content[12:20] = storage.to_bytes(8, "little")
-    content[52:84] = writer.ljust(32, b"\0")
-    path.write_bytes(content)
-
-
-@pytest.mark.parametrize(
-    ("storage", "writer", "says"),
-    [
-        (999, b"v2.0.1", r"was written by DuckDB 2\.0\.1, and DuckDB 1\.\S+ here cannot open it .run duckdb FILE "),
-        (68, b"v1.6.0-dev12", r"was written by DuckDB 1\.6\.0-dev12, .* with DuckDB 1\.6\.0-dev12, then ehrseq import"),
-        (51, b"", r"was written by DuckDB of storage version 51, "),
-    ],
-)
-def test_a_duckdb_file_of_another_version_is_named(duckdb_file: Path, storage: int, writer: bytes, says: str) -> None:
-    header_of(duckdb_file, storage, writer)
+def test_a_duckdb_file_of_another_version_is_refused_with_the_way_on(duckdb_file: Path) -> None:
+    content = bytearray(duckdb_file.read_bytes())
+    content[12:20] = (999).to_bytes(8, "little")  # the version of the storage; the header's checksum is left as it is
+    duckdb_file.write_bytes(content)
     error = refused("import", "omop", f"duckdb://{duckdb_file}", duckdb_file.parent / "meds")
-    assert re.search(says, error)
+    assert "cannot be opened by DuckDB 1." in error
     assert "EXPORT DATABASE 'FOLDER' (FORMAT parquet)" in error
-    assert "password" not in error
 
 
 def test_an_export_of_duckdb_is_a_source(duckdb_file: Path, tmp_path: Path) -> None:
@@ -289,7 +274,7 @@ def test_a_duckdb_file_that_is_open_elsewhere(duckdb_file: Path) -> None:
         other.stdout.readline()
         error = refused("import", "omop", f"duckdb://{duckdb_file}", duckdb_file.parent / "meds")
         other.stdin.close()
-    assert "is open in another program (close it there" in error
+    assert "(close it where it is open" in error
 
 
 def test_without_its_driver_the_extra_of_postgresql_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ehrsequencing.readers.fhir import read_bundle
-from ehrsequencing.readers.fhir.identity import Record, join_records
+from ehrsequencing.readers.fhir.known import Record, join_records
 from helpers.fhir import LOINC, Resource, concept, of, refer
 
 ICD = "http://hl7.org/fhir/sid/icd-10-cm"

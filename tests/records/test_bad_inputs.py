@@ -160,7 +160,7 @@ CASES = [
         F,
         every_shard(column("time", lambda c: c.cast(pa.timestamp("us", "UTC")))),
         fixes={"time_zone": 161},
-        settings=("dialect.time_zone=America/New_York",),
+        settings=("data.time_zone=America/New_York",),
     ),
     Case(12, "dictionary code", A, column("code", lambda c: c.dictionary_encode()), as_clean=True),
     Case(

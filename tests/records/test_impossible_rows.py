@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ehrsequencing.audit.data import Source, join
-from ehrsequencing.config import DialectConfig, load_study
+from ehrsequencing.config import load_study
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import write_json
 from ehrsequencing.records.meds import MedsReader, fix
@@ -28,8 +28,7 @@ def fixed(rows: list[Row], tmp_path: Path) -> tuple[list[str], Counter[str]]:
     """The codes that are left of a file, and what was counted."""
     path, counts = tmp_path / "0.parquet", Counter[str]()
     pq.write_table(table(rows), path)
-    dialect = DialectConfig()
-    events = fix(read_events(path, counts, dialect=dialect), path, counts, dialect=dialect, declared_us=None)
+    events = fix(read_events(path, counts), path, counts, declared_us=None)
     return [events.codes[code] for code in events.code], +counts
 
 

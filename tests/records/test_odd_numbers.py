@@ -9,8 +9,8 @@ from hypothesis import given, strategies as st
 
 from ehrsequencing.config import TaskConfig, load_study
 from ehrsequencing.records.check import check_data
-from ehrsequencing.records.numbers import canonical_unit, repeated_far_away
-from ehrsequencing.records.silence import silent_times
+from ehrsequencing.records.follow_up import silent_times
+from ehrsequencing.records.scales import canonical_unit, repeated_far_away
 from helpers.cohorts import a_task
 from helpers.meds import Row, us, write_meds
 

@@ -15,12 +15,12 @@ from hypothesis import given, settings, strategies as st
 
 from ehrsequencing.config import StudyConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.records import parallel, prepare as prepare_room, scales as samples_room
+from ehrsequencing.records import prepare as prepare_room, scales as samples_room, shards as shards_room
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.meds import MedsReader, find_shards
-from ehrsequencing.records.parallel import call_in_order
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.scales import Sample
+from ehrsequencing.records.shards import call_in_order
 from ehrsequencing.records.vocabulary import _Ranks
 from ehrsequencing.records.vocabulary_fit import VocabularyFit
 from helpers.meds import Row, us, write_meds
@@ -131,7 +131,7 @@ def test_dask_makes_the_same_bytes(
 
 def test_a_cluster_that_does_not_answer(sharded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("distributed", reason="needs the extra dask")
-    monkeypatch.setattr(parallel, "_WAIT_SECONDS", 1)
+    monkeypatch.setattr(shards_room, "_WAIT_SECONDS", 1)
     with pytest.raises(EhrseqError, match="no scheduler answers"):
         prepare(sharded, tmp_path / "set", study=STUDY, tasks=[TASK], engine="dask://127.0.0.1:1")
     assert not (tmp_path / "set").exists()
@@ -161,10 +161,10 @@ def test_merged_fits_are_the_fit_of_all_shards(
     tmp_path_factory: pytest.TempPathFactory, shards: int, sample: int, seed: int
 ) -> None:
     data = write_meds(tmp_path_factory.mktemp("fit") / "data", rows_of(10 + seed % 9), shards=shards, parents=PARENTS)
-    study = load_study(None, ["vocabulary.min_subjects=2", "vocabulary.rollup=on"])
+    study = load_study(None, ["vocabulary.min_subjects=2"])
 
     def new() -> VocabularyFit:
-        return VocabularyFit(study.vocabulary, study.values, excluded=CodeMatcher([]), parents=PARENTS)
+        return VocabularyFit(study.vocabulary, study.values, excluded=CodeMatcher([]))
 
     whole, merged = new(), new()
     with pytest.MonkeyPatch.context() as patch:

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, strategies as st
 
-from ehrsequencing.config import DialectConfig, StudyConfig, TaskConfig, load_study
+from ehrsequencing.config import StudyConfig, TaskConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json
 from ehrsequencing.core.outputs import MANIFEST
@@ -62,30 +62,20 @@ def prepared(data: Path, *settings: str) -> tuple[dict[str, str], dict[str, int]
 
 
 @pytest.mark.parametrize(
-    ("birth", "death", "settings"),
-    [
-        ("BIRTH", "DEATH", ()),
-        ("DOB", "MEDS_DEATH//HOME", ()),
-        ("SNOMED/184099003", "SNOMED/419620001", ()),
-        ("GEBURT", "TOD//3", ("dialect.birth=GEBURT", "dialect.death=[TOD//*]")),
-    ],
+    ("birth", "death"),
+    [("BIRTH", "DEATH"), ("DOB", "MEDS_DEATH//HOME"), ("SNOMED/184099003", "SNOMED/419620001")],
 )
-def test_other_names_of_birth_and_death(
-    data: Path, tmp_path: Path, birth: str, death: str, settings: tuple[str, ...]
-) -> None:
+def test_other_names_of_birth_and_death(data: Path, tmp_path: Path, birth: str, death: str) -> None:
     other = write(tmp_path / "other", rows_of(birth, death))
-    files, fixes = prepared(other, *settings)
+    files, fixes = prepared(other)
     assert files == prepared(data)[0]
     assert fixes == {"birth_name": 40, "death_name": 26}
 
 
-def test_a_name_that_is_not_stated_stays_a_code(data: Path, tmp_path: Path) -> None:
+def test_another_name_of_who_has_a_birth_stays_a_code(tmp_path: Path) -> None:
+    """It is something else, a delivery say."""
     other = write(tmp_path / "other", [*rows_of(), *(Row(s, START, "BIRTH") for s in range(40))])
-    assert prepared(other, "dialect.birth=[]")[1] == {}
-    assert prepared(other)[1] == {}, "these subjects have a MEDS_BIRTH: BIRTH is something else, a delivery say"
-    unborn = write(tmp_path / "unborn", rows_of("BIRTH"))
-    assert prepared(unborn, "dialect.birth=[]")[1] == {}
-    assert prepared(unborn, "dialect.birth=[]")[0] != prepared(data)[0]
+    assert prepared(other)[1] == {}
 
 
 def test_a_task_that_asks_for_the_other_name_is_told(tmp_path: Path) -> None:
@@ -96,14 +86,10 @@ def test_a_task_that_asks_for_the_other_name_is_told(tmp_path: Path) -> None:
         prepare(other, tmp_path / "set", study=StudyConfig(), tasks=[task])
 
 
-def test_other_names_of_columns(data: Path) -> None:
-    files = prepared(data)[0]
-    names = ["patient_id", "timestamp", "concept_code", "value"]
-    rewrite(data, lambda t: t.rename_columns(names))
-    with pytest.raises(EhrseqError, match=r"no column 'subject_id'.*dialect\.subject_id=patient_id"):
+def test_a_column_with_another_name_is_to_be_renamed(data: Path) -> None:
+    rewrite(data, lambda t: t.rename_columns(["patient_id", "timestamp", "concept_code", "value"]))
+    with pytest.raises(EhrseqError, match=r"no column 'subject_id'.*rename patient_id"):
         prepared(data)
-    settings = [f"dialect.{a}={b}" for a, b in zip(("subject_id", "time", "code", "numeric_value"), names, strict=True)]
-    assert prepared(data, *settings) == (files, {})
 
 
 _NO_VIEWS = pytest.mark.skipif(int(pa.__version__.split(".")[0]) < 18, reason="this PyArrow makes no views of strings")
@@ -157,7 +143,7 @@ def test_any_unit_of_time_means_the_same_moment(
     path = tmp_path_factory.mktemp("shard") / "0.parquet"
     pq.write_table(pa.table({"subject_id": [1] * len(us), "time": column, "code": ["A"] * len(us)}), path)
     log = Counter[str]()
-    events = read_events(path, log, dialect=DialectConfig())
+    events = read_events(path, log)
     assert [None if x == STATIC else x for x in events.time_us.tolist()] == us
     assert log["time_unit"] == (0 if unit == "us" else sum(x is not None for x in us))
 
@@ -178,7 +164,7 @@ def test_times_with_a_zone_become_the_hospitals_clock(
     time = pa.array([1_000_000 * s for s in seconds]).cast(pa.timestamp("us", stored))
     pq.write_table(pa.table({"subject_id": [1] * len(seconds), "time": time, "code": ["A"] * len(seconds)}), path)
     log = Counter[str]()
-    events = read_events(path, log, dialect=DialectConfig(time_zone=zone))
+    events = read_events(path, log, time_zone=zone)
     clocks = [dt.datetime.fromtimestamp(s, ZoneInfo(zone)).replace(tzinfo=dt.UTC) for s in seconds]
     assert events.time_us.tolist() == [round(clock.timestamp()) * 1_000_000 for clock in clocks]
     assert log == {"time_zone": len(seconds)}
@@ -221,18 +207,15 @@ def test_a_dated_birth_of_another_name_is_at_the_start_of_its_day(tmp_path: Path
             "date_only": pa.array([1, 1], pa.int8()),
         }
     )
-    events = parquet_rows.events_of_table(table, tmp_path, Counter(), dialect=DialectConfig())
+    events = parquet_rows.events_of_table(table, tmp_path, Counter())
     assert events.time_us[0] == us("2010-01-01") < events.time_us[1]
 
 
 @pytest.mark.parametrize(
     ("setting", "says"),
     [
-        ("dialect.time_zone=Mars/Olympus", "no time zone"),
-        ("dialect.time_zone=../../etc/passwd", "no time zone"),
-        ("dialect.time=code", "same column"),
-        ("dialect.death=BIRTH", "both birth and death"),
-        ("dialect.births=DOB", "unknown setting 'data.dialect.births'.*did you mean data.dialect.birth"),
+        ("data.time_zone=Mars/Olympus", "no time zone"),
+        ("data.time_zone=../../etc/passwd", "no time zone"),
         ("dialect=3", "must hold settings"),
     ],
 )

@@ -12,7 +12,7 @@ from ehrsequencing.records.attrition import task_warnings
 from ehrsequencing.records.events import SECOND_US
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.records.same_day import is_dated
+from ehrsequencing.records.visits import is_dated
 from helpers.cohorts import a_task, moment, study
 from helpers.meds import DAY_US, Row, write_meds
 

@@ -7,7 +7,7 @@ from scipy.special import expit
 from scipy.stats import norm
 
 from ehrsequencing.metrics.calibration import fit_logistic
-from ehrsequencing.records.sample_size import _concordance, _population, needed_events
+from ehrsequencing.records.check import _concordance, _population, needed_events
 
 
 def test_observed_over_expected_needs_what_riley_says() -> None:

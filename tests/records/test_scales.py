@@ -112,14 +112,3 @@ def test_nothing_of_a_few_people_gets_into_the_store(tmp_path: Path) -> None:
     assert not values & {*found.knots[0].tolist(), *found.mean.tolist(), *found.sd.tolist()}
     lab_a = [row.value for row in rows if row.code == "LAB//A" and row.value is not None]
     assert min(lab_a) < found.knots[0, 0] < found.knots[0, -1] < max(lab_a)
-
-
-def test_a_roll_up_does_not_name_rare_codes(tmp_path: Path) -> None:
-    rows = [*ward(lab=lambda who, k: 1.0 + who), Row(3, us("2016-01-01"), "DX//SECRET")]
-    data = write_meds(
-        tmp_path / "data", rows, splits=dict.fromkeys(range(12), "train"), parents={"DX//SECRET": ["LAB//A"]}
-    )
-    prepare(data, tmp_path / "set", study=load_study(None, ["vocabulary.rollup=on"]), tasks=[])
-    found = Prepared(tmp_path / "set").vocabulary
-    assert found.ids(("DX//SECRET",)).tolist() == [found.index["LAB//A"]]
-    assert b"SECRET" not in b"".join(path.read_bytes() for path in (tmp_path / "set").glob("*.*"))

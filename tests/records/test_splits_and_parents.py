@@ -1,4 +1,4 @@
-"""Splits by file, MEDS' folders or site under any dialect; parents of codes in any shape; deaths that are no cause."""
+"""Splits by file, MEDS' folders or site; parents of codes in any shape; deaths that are no cause."""
 
 import shutil
 from collections.abc import Callable
@@ -60,32 +60,24 @@ def _spark(data: Path) -> None:
         (data / "data" / split).rename(data / "data" / f"{split}.parquet")
 
 
-def _other_name(data: Path) -> None:
-    for path in (data / "data").rglob("*.parquet"):
-        table = pq.read_table(path, partitioning=None)
-        pq.write_table(table.rename_columns({"subject_id": "patient"}), path)
-
-
-LAYOUTS: dict[str, tuple[Callable[[Path], None], list[str]]] = {
-    "as MEDS has it": (lambda data: None, []),
-    "deeper": (_deep, []),
-    "one file a split": (_one_file_each, []),
-    "Spark's folders": (_spark, []),
-    "another name of the column": (_other_name, ["dialect.subject_id=patient"]),
+LAYOUTS: dict[str, Callable[[Path], None]] = {
+    "as MEDS has it": lambda data: None,
+    "deeper": _deep,
+    "one file a split": _one_file_each,
+    "Spark's folders": _spark,
 }
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_folders_are_the_split_where_no_file_tells_it(folders: Path, tmp_path: Path, layout: str) -> None:
-    change, settings = LAYOUTS[layout]
-    change(folders)
-    assert splits_of(folders, tmp_path / "out", *settings) == OF
-    by_hash = splits_of(folders, tmp_path / "hash", "splits.by=hash", *settings)
+    LAYOUTS[layout](folders)
+    assert splits_of(folders, tmp_path / "out") == OF
+    by_hash = splits_of(folders, tmp_path / "hash", "splits.by=hash")
     assert by_hash != OF  # a split that ignores the folders would be seen
-    found = check_data(folders, study=load_study(None, settings), tasks=[])
+    found = check_data(folders, study=load_study(), tasks=[])
     assert found.facts["splits"] == "folders"
     assert {s: found.facts["subjects"][s] for s in SPLITS} == {s: [*OF.values()].count(s) for s in SPLITS}
-    assert "by the folders data/{train,tuning,held_out}" in done(ehrseq("check", folders, *settings))
+    assert "by the folders data/{train,tuning,held_out}" in done(ehrseq("check", folders))
 
 
 def test_a_file_of_splits_wins_over_the_folders(folders: Path, tmp_path: Path) -> None:
@@ -118,14 +110,9 @@ def sites(tmp_path: Path) -> Path:
     return write_meds(tmp_path / "data", rows, column="site")
 
 
-def test_sites_under_another_name_of_the_column(sites: Path, tmp_path: Path) -> None:
+def test_whoever_was_at_a_held_out_site_is_held_out(sites: Path, tmp_path: Path) -> None:
     plain = splits_of(sites, tmp_path / "plain", *SITE, "splits.held_out_sites=[north]")
     assert {s for s, split in plain.items() if split == "held_out"} == set(range(0, 30, 3))
-    _other_name(sites)
-    settings = (*SITE, "splits.held_out_sites=[north]", "dialect.subject_id=patient")
-    assert splits_of(sites, tmp_path / "other", *settings) == plain
-    line = refused(ehrseq("check", sites, *settings[:3]))
-    assert "dialect.subject_id=patient" in line
 
 
 def parents_of(folder: Path, codes: list[Any], parents: pa.Array) -> dict[str, list[str]]:

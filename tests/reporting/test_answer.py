@@ -178,6 +178,7 @@ def test_random_splits_answer_where_the_one_split_is_too_small() -> None:
 CASES = {
     "good": ({"c": (0.75, 0.7, 0.8), "oe": (0.963, 0.85, 1.12), "ipa": (0.1, 0.05, 0.15)}, "good", "holds"),
     "chance": ({"c": (0.55, 0.48, 0.62), "oe": (1.0, 0.9, 1.1), "ipa": (0.1, 0.05, 0.15)}, "chance", "fails"),
+    "open": ({"c": (0.58, 0.35, 0.78), "oe": (1.0, 0.9, 1.1), "ipa": (0.1, 0.05, 0.15)}, "unclear", "mixed"),
     "worse": ({"c": (0.4, 0.35, 0.45), "oe": (1.0, 0.9, 1.1), "ipa": (0.1, 0.05, 0.15)}, "worse than chance", "fails"),
     "biased": ({"c": (0.75, 0.7, 0.8), "oe": (1.5, 1.2, 1.8), "ipa": (0.1, 0.05, 0.15)}, "good", "fails"),
     "no gain": ({"c": (0.65, 0.6, 0.7), "oe": (1.0, 0.9, 1.1), "ipa": (0.01, -0.05, 0.07)}, "moderate", "mixed"),

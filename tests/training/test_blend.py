@@ -28,21 +28,20 @@ from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.rivals import Evaluated, fit_rivals
 from ehrsequencing.evaluation.score import score
+from ehrsequencing.metrics.hazards import cumulative_incidence
 from ehrsequencing.models.ensemble import Ensemble
 from ehrsequencing.prediction.predict import predict
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.predictors import features, history, stack
-from ehrsequencing.predictors.blend import ARRAYS_FILE, BLEND_FILE, Blend
+from ehrsequencing.predictors import blend as room, features, history
+from ehrsequencing.predictors.blend import ARRAYS_FILE, BLEND_FILE, Blend, folds_of
 from ehrsequencing.predictors.boosted import BoostedVisits
+from ehrsequencing.predictors.cox import LandmarkCox
 from ehrsequencing.predictors.fit import FOLDS
 from ehrsequencing.predictors.fitting_data import FittingData
 from ehrsequencing.predictors.history import FeatureSpec, history_features
-from ehrsequencing.predictors.landmark_cox import LandmarkCox
 from ehrsequencing.predictors.network import Network, network as as_predictor
-from ehrsequencing.predictors.recalibration import fit_recalibration
-from ehrsequencing.predictors.stack import folds_of
-from ehrsequencing.predictors.weights import BlendRows, BlendWeights, blended_hazards, fit_weights
-from ehrsequencing.records.hazards import cumulative_incidence
+from ehrsequencing.predictors.recalibration import Labels, fit_recalibration
+from ehrsequencing.predictors.weights import BlendWeights, blended_hazards, fit_weights
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training import plan as planning
 from ehrsequencing.training.fit import fit
@@ -100,31 +99,21 @@ def test_weights_are_those_of_out_of_fold_answers_and_of_tuning_people(
     """By hand: trees and Cox by what they say of people they have not seen, the network beside the two by tuning."""
     plan, blend = Plan.of(prepared, "simulated", study), Run(run).blend
     assert blend is not None
-    data, causes, tuning = plan.fitting_data(), len(plan.task.causes), plan.tuning
-    rows = []
-    for fold in folds_of(np.diff(plan.train.rows.row_offsets), folds=stack.FOLDS, seed=data.seed):
-        others = data.without(fold)
-        rows += stack.blend_rows([BoostedVisits.fit(others), LandmarkCox(others)], plan.train.take(fold), fold)
-    assert len(rows) == stack.FOLDS
-    of_two = fit_weights(BlendRows.joined(rows), n_causes=causes)
-    np.testing.assert_allclose(blend.stacked.weights.value, of_two.value, atol=1e-9)
-    everybody = np.arange(len(plan.train.timelines))
-    seen = fit_weights(
-        BlendRows.joined(stack.blend_rows([blend.boosted, blend.cox], plan.train, everybody)), n_causes=causes
-    )  # the mutant: of people whom the parts have seen
-    assert np.abs(seen.value - of_two.value).max() > 0.01
+    data, tuning = plan.fitting_data(), plan.tuning
+    labels, rows = Labels.of(plan.train.rows, np.arange(len(plan.train))), plan.train.rows
+    unseen = [np.zeros((len(plan.train), *data.cohort_hazards().shape)) for _ in range(2)]
+    for fold in folds_of(np.diff(rows.row_offsets), folds=room.FOLDS, seed=data.seed):
+        others, own = data.without(fold), np.isin(rows.subject, fold)
+        for hazards, part in zip(unseen, (BoostedVisits.fit(others), LandmarkCox(others)), strict=True):
+            hazards[own] = part.all_hazards(plan.train.take(fold))
+    of_two = fit_weights(unseen, data.edges_days, labels)
+    np.testing.assert_allclose(blend.stacked.weights.value, of_two.value, atol=1e-5)
+    seen = [part.all_hazards(plan.train) for part in (blend.boosted, blend.cox)]  # the mutant: by fits that know them
+    assert np.abs(fit_weights(seen, data.edges_days, labels).value - of_two.value).max() > 0.01
 
     def last_step(hazards: np.ndarray, rows: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-        of = tuning.rows
-        fitted = fit_recalibration(
-            np.log(hazards[rows]),
-            data.edges_days,
-            duration_days=of.duration_days[rows],
-            cause=of.cause[rows],
-            entry_days=of.entry_days[rows],
-            subject=of.subject[rows],
-            prior_sd=plan.settings.recalibration,
-        )
+        of, prior_sd = Labels.of(tuning.rows, rows), plan.settings.recalibration
+        fitted = fit_recalibration(np.log(hazards[rows]), data.edges_days, of, prior_sd=prior_sd)
         return lambda other: np.exp(fitted.intercept + fitted.slope * np.log(other))
 
     study = load_study(None, [*SETTINGS, "training.recalibration=0"])
@@ -142,8 +131,7 @@ def test_weights_are_those_of_out_of_fold_answers_and_of_tuning_people(
             hazards[own] = last_step(of_all, np.flatnonzero(~own))(of_all[own])
 
     def weights_of(hazards: list[np.ndarray]) -> np.ndarray:
-        rows = BlendRows.of(hazards, data.edges_days, tuning.rows, slice(None))
-        return fit_weights(rows, n_causes=causes).value
+        return fit_weights(hazards, data.edges_days, Labels.of(tuning.rows, np.arange(len(tuning)))).value
 
     np.testing.assert_allclose(blend.weights.value, weights_of(crossed), atol=1e-4)
     assert np.abs(weights_of(whole) - weights_of(crossed)).max() > 4e-4  # the mutant: steps that saw their own subject
@@ -471,5 +459,4 @@ def test_new_settings_of_values_leave_the_vocabulary_of_a_run_of_2_0_as_it_is(ru
     ]
     of_2_0 = {name: one for name, one in settings.items() if name not in ("missing", "units")}
     numeric = np.flatnonzero(vocabulary.has_numbers).tolist()
-    rollup = [vocabulary.rollup] if vocabulary.rollup else []
-    assert vocabulary.digest == digest([vocabulary.kinds, vocabulary.codes, numeric, arrays, of_2_0, *rollup])
+    assert vocabulary.digest == digest([vocabulary.kinds, vocabulary.codes, numeric, arrays, of_2_0])

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from ehrsequencing.config import StudyConfig
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.metrics.hazards import exposure
 from ehrsequencing.models.ensemble import load_model
 from ehrsequencing.models.hazards import horizon_nll
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.predictors import network
-from ehrsequencing.predictors.recalibration import Recalibration, fit_recalibration
-from ehrsequencing.records.hazards import exposure
+from ehrsequencing.predictors.recalibration import Labels, Recalibration, fit_recalibration
 from ehrsequencing.records.prepared import Prepared
 from helpers.known_hazards import EDGES, log_hazards, world
 from helpers.models import make_model
@@ -38,15 +38,8 @@ ARCHITECTURES = [
 
 def fit(given: World, *, prior_sd: float, subject: NDArray[np.int64] | None = None) -> Recalibration:
     eta, duration, cause, entry = given
-    return fit_recalibration(
-        eta,
-        EDGES,
-        duration_days=duration,
-        cause=cause,
-        entry_days=entry,
-        subject=np.arange(len(cause)) if subject is None else subject,
-        prior_sd=prior_sd,
-    )
+    labels = Labels(duration, cause, entry, np.arange(len(cause)) if subject is None else subject)
+    return fit_recalibration(eta, EDGES, labels, prior_sd=prior_sd)
 
 
 def fixed(found: Recalibration, eta: Floats) -> Floats:
@@ -188,19 +181,11 @@ def test_a_trained_run_is_fixed_and_says_how(
     assert told[0]["best_epoch"] == told[1]["best_epoch"]
     store = Prepared(sim_prepared)
     tuning = store.records("simulated", "tuning")
-    rows = tuning.rows
     types = Run(run).code_types
     before, after = (log_hazards(load_model(folder), tuning, code_types=types) for folder in (plain, run))
     config = load_model(run).config
-    expected = fit_recalibration(
-        before,
-        config.edges_days,
-        duration_days=np.asarray(rows.duration_days),
-        cause=np.asarray(rows.cause),
-        entry_days=np.asarray(rows.entry_days),
-        subject=rows.subject,
-        prior_sd=0.2,
-    )
+    labels = Labels.of(tuning.rows, np.arange(len(tuning)))
+    expected = fit_recalibration(before, config.edges_days, labels, prior_sd=0.2)
     np.testing.assert_allclose(after, fixed(expected, before), atol=2e-5)
     assert np.abs(expected.slope - 1).max() > 1e-3  # else nothing was tested
     causes = store.task("simulated").causes
@@ -215,6 +200,7 @@ def test_a_trained_run_is_fixed_and_says_how(
     assert nlls[1] < nlls[0]
     assert told[1]["tuning_nll"] == pytest.approx(nlls[1], abs=1e-5)
 
+    rows = tuning.rows
     monkeypatch.setattr(network, "MOST_ROWS", -(-len(rows) // 2))
     half = trained(sim_prepared, tmp_path / "half", tiny_study, recalibration=0.2)
     counted = json.loads((half / "manifest.json").read_text())["recalibration"]

@@ -19,9 +19,9 @@ from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.simulate import simulate
-from ehrsequencing.training import loop, resolve
-from ehrsequencing.training.hazards_objective import HazardsObjective
+from ehrsequencing.training import loop, plan
 from ehrsequencing.training.loop import FREE_BINS_DECAY, make_optimizer
+from ehrsequencing.training.objectives import HazardsObjective
 from ehrsequencing.training.run_folder import BEGUN, ExponentialMovingAverage
 from helpers.audit import broken_set, load, save
 from helpers.rows import nll_of_rows
@@ -285,25 +285,25 @@ def test_defaults_follow_from_the_events_of_the_cohort(sim_prepared: Path, monke
     store = Prepared(sim_prepared)
     rows = store.records("simulated", "train").rows
     by_hand = {int(s) for s, cause in zip(rows.subject, rows.cause, strict=True) if cause == 1}
-    assert resolve.subjects_with_event(rows) == len(by_hand) > 20
+    assert plan.subjects_with_event(rows) == len(by_hand) > 20
     study = load_study(None, ["model.dropout=0.1"])
-    monkeypatch.setattr(resolve, "FEW_EVENTS", len(by_hand) + 1)
-    few = resolve.study_for_cohort(study, store.task("simulated"), store.records("simulated", "train"))
+    monkeypatch.setattr(plan, "FEW_EVENTS", len(by_hand) + 1)
+    few = plan.study_for_cohort(study, store.task("simulated"), store.records("simulated", "train"))
     model = few.model
     assert (model.size, model.dim, model.dropout, model.code_dropout, model.wide_head) == ("small", 64, 0.1, 0.0, True)
     assert (model.table_dim, few.training.distillation) == (0, 0.0)  # a fifth of the simulated codes carry a number
 
     def follows() -> bool:
         given = store, store.task("simulated"), store.records("simulated", "train"), few.training
-        return resolve.resolve_model(few.model, *given).query_follows_visit
+        return plan.resolve_model(few.model, *given).query_follows_visit
 
     assert follows()  # a query of codes alone holds none of what the visit before it held
-    monkeypatch.setattr(resolve, "are_measurements", lambda values: len(values) > 0)
+    monkeypatch.setattr(plan, "are_measurements", lambda values: len(values) > 0)
     assert not follows()
-    few = resolve.study_for_cohort(study, store.task("simulated"), store.records("simulated", "train"))
+    few = plan.study_for_cohort(study, store.task("simulated"), store.records("simulated", "train"))
     assert (few.model.code_dropout, few.model.table_dim, few.training.distillation) == (0.3, 128, 0.5)
-    monkeypatch.setattr(resolve, "FEW_EVENTS", len(by_hand))
-    assert resolve.study_for_cohort(study, store.task("simulated"), store.records("simulated", "train")) == study
+    monkeypatch.setattr(plan, "FEW_EVENTS", len(by_hand))
+    assert plan.study_for_cohort(study, store.task("simulated"), store.records("simulated", "train")) == study
 
 
 @given(
@@ -314,5 +314,5 @@ def test_defaults_follow_from_the_events_of_the_cohort(sim_prepared: Path, monke
 )
 def test_a_cohorts_defaults_fit_every_combination_of_parts(parts: dict[str, object]) -> None:
     """They change nothing that was given."""
-    model = resolve.with_defaults(StudyConfig.model_validate({"model": parts}), resolve.OF_FEW_EVENTS).model
+    model = plan.with_defaults(StudyConfig.model_validate({"model": parts}), plan.OF_FEW_EVENTS).model
     assert parts.items() <= model.model_dump().items()

@@ -14,12 +14,14 @@ from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig, TrainingConfig, load_study
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training import masked_codes
-from ehrsequencing.training.masked_codes import BesideHazards, MaskedCodes, MaskedVisits, mask_codes
+from ehrsequencing.training import objectives
+from ehrsequencing.training.objectives import BesideHazards, MaskedCodes, take_codes
 from ehrsequencing.training.run_folder import TrainingState
 from helpers.no_wait import check_no_wait
 from helpers.strategies import CODE_TYPES, VOCAB, Records, Subject, Visit, pack, records, sample_records
 from helpers.training import TINY, NetworkTrainer as Trainer
+
+Taken = tuple[VisitBatch, Tensor]
 
 ENCODERS: list[dict[str, Any]] = [
     {},
@@ -39,19 +41,20 @@ def parts(dtype: torch.dtype = torch.float64, **chosen: Any) -> tuple[Hierarchic
     return HierarchicalBEHRTForSurvival(config).to(dtype), MaskedCodes(config).to(dtype)
 
 
-def check_masked(batch: VisitBatch, masked: MaskedVisits) -> None:
+def check_masked(batch: VisitBatch, masked: Taken) -> None:
     """Each masked visit is one of the batch's real ones, in order, without one of its codes in all its copies."""
     places = [n for n in range(batch.n_visits) if not batch.is_query[n] and len(set(codes_of(batch, n))) > 1]
-    assert len(masked.targets) == masked.batch.n_visits == len(places)
-    assert masked.batch.values is not None
+    visits, targets = masked
+    assert len(targets) == visits.n_visits == len(places)
+    assert visits.values is not None
     assert batch.values is not None
     for m, n in enumerate(places):
-        target, own = int(masked.targets[m]), slice(int(batch.visit_offsets[n]), int(batch.visit_offsets[n + 1]))
+        target, own = int(targets[m]), slice(int(batch.visit_offsets[n]), int(batch.visit_offsets[n + 1]))
         kept = batch.codes[own] != target
-        rest = slice(int(masked.batch.visit_offsets[m]), int(masked.batch.visit_offsets[m + 1]))
+        rest = slice(int(visits.visit_offsets[m]), int(visits.visit_offsets[m + 1]))
         assert 0 < int(kept.sum()) < len(kept)
-        assert torch.equal(masked.batch.codes[rest], batch.codes[own][kept])
-        torch.testing.assert_close(masked.batch.values[rest], batch.values[own][kept], equal_nan=True)
+        assert torch.equal(visits.codes[rest], batch.codes[own][kept])
+        torch.testing.assert_close(visits.values[rest], batch.values[own][kept], equal_nan=True)
 
 
 def codes_of(batch: VisitBatch, visit: int) -> list[int]:
@@ -63,7 +66,7 @@ def codes_of(batch: VisitBatch, visit: int) -> list[int]:
 def test_a_masked_visit_lacks_one_code(subjects: Records, seed: int) -> None:
     batch = pack(subjects)
     torch.manual_seed(seed)
-    masked = mask_codes(batch)
+    masked = take_codes(batch)
     if masked is not None:
         check_masked(batch, masked)
     else:
@@ -83,25 +86,25 @@ def test_a_broken_mask_is_seen() -> None:
     first, second = Visit((3, 3, 4), ((0.1, 0.1), (0.2, 0.2), (0.3, 0.3))), Visit((5, 6), (None, None))
     batch = pack([Subject((first, second, Visit((7, 8), (None, None), is_query=True)))])
     targets = torch.tensor([3, 5, 8])
-    check_masked(batch, MaskedVisits(pack([Subject((Visit((4,), ((0.3, 0.3),)), Visit((6,), (None,))))]), targets[:2]))
+    check_masked(batch, (pack([Subject((Visit((4,), ((0.3, 0.3),)), Visit((6,), (None,))))]), targets[:2]))
     for broken in WRONG.values():
         with pytest.raises(AssertionError):
-            check_masked(batch, MaskedVisits(pack([Subject(broken)]), targets[: len(broken)]))
+            check_masked(batch, (pack([Subject(broken)]), targets[: len(broken)]))
 
 
 def test_every_code_of_a_visit_is_taken_as_often() -> None:
     batch = pack([Subject((Visit((1, 2, 3, 4), (None,) * 4), Visit((5, 6), (None, None))))])
     torch.manual_seed(0)
-    taken = [int(mask_codes(batch).targets[0]) for _ in range(1000)]  # type: ignore[union-attr]
+    taken = [int(take_codes(batch)[1][0]) for _ in range(1000)]  # type: ignore[index]
     assert all(abs(taken.count(code) / 1000 - 0.25) < 0.06 for code in (1, 2, 3, 4))
 
 
-def slow_loss(model: HierarchicalBEHRTForSurvival, objective: MaskedCodes, masked: MaskedVisits) -> Tensor:
+def slow_loss(model: HierarchicalBEHRTForSurvival, objective: MaskedCodes, masked: Taken) -> Tensor:
     """From the formula, visit by visit: each masked visit goes through the encoder alone."""
     total = torch.zeros((), dtype=torch.float64)
-    keys = {c: objective.W_k(model.code_embedding.table.weight[c]) for c in set(masked.targets.tolist())}
-    whole = masked.batch
-    for m, target in enumerate(masked.targets.tolist()):
+    whole, targets = masked
+    keys = {c: objective.W_k(model.code_embedding.table.weight[c]) for c in set(targets.tolist())}
+    for m, target in enumerate(targets.tolist()):
         own = slice(int(whole.visit_offsets[m]), int(whole.visit_offsets[m + 1]))
         alone = VisitBatch(
             whole.codes[own],
@@ -114,7 +117,7 @@ def slow_loss(model: HierarchicalBEHRTForSurvival, objective: MaskedCodes, maske
         )
         u = model.visit_encoder(model.code_embedding(alone), alone)[0]
         z = objective.W_q(objective.norm(u))
-        rivals = [c for c in masked.targets.tolist() if c != target]
+        rivals = [c for c in targets.tolist() if c != target]
         scores = torch.stack([z @ keys[c] / math.sqrt(len(z)) for c in [target, *rivals]])
         total = total + torch.logsumexp(scores, 0) - scores[0]
     return total
@@ -127,7 +130,7 @@ def test_the_loss_is_the_formula(chosen: dict[str, Any]) -> None:
     torch.manual_seed(8)
     found = objective(model, batch)
     torch.manual_seed(8)
-    masked = mask_codes(batch)
+    masked = take_codes(batch)
     assert masked is not None
     expected = slow_loss(model, objective, masked)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
@@ -139,7 +142,7 @@ def test_a_visit_does_not_see_what_was_taken(monkeypatch: pytest.MonkeyPatch) ->
     """Whatever the table says of the code that was taken, u of its visit stays; a mask that takes nothing is seen."""
 
     def states(mask: Any, weight: float) -> Tensor:
-        monkeypatch.setattr(masked_codes, "mask_codes", mask)
+        monkeypatch.setattr(objectives, "take_codes", mask)
         model, objective = parts()
         with torch.no_grad():
             model.code_embedding.table.weight[3] = weight
@@ -148,17 +151,17 @@ def test_a_visit_does_not_see_what_was_taken(monkeypatch: pytest.MonkeyPatch) ->
         objective(model, pack([Subject((Visit((3, 4), (None, None)), Visit((5, 6), (None, None))))]))
         return kept[0][0]
 
-    def taken(batch: VisitBatch) -> MaskedVisits:
+    def taken(batch: VisitBatch) -> Taken:
         for seed in range(100):
             torch.manual_seed(seed)
-            masked = mask_codes(batch)
+            masked = take_codes(batch)
             assert masked is not None
-            if int(masked.targets[0]) == 3:
+            if int(masked[1][0]) == 3:
                 return masked
         pytest.fail("code 3 was never taken")
 
-    def nothing_taken(batch: VisitBatch) -> MaskedVisits:
-        return MaskedVisits(batch, taken(batch).targets)
+    def nothing_taken(batch: VisitBatch) -> Taken:
+        return batch, taken(batch)[1]
 
     assert torch.equal(states(taken, 0.1), states(taken, 9.0))
     assert not torch.equal(states(nothing_taken, 0.1), states(nothing_taken, 9.0))

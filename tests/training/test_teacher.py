@@ -14,11 +14,11 @@ from ehrsequencing.config import StudyConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models.hazards import expected_nll
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.predictors import stack as room
+from ehrsequencing.predictors import blend as room
+from ehrsequencing.predictors.blend import fit_stack, folds_of
 from ehrsequencing.predictors.boosted import BoostedVisits
+from ehrsequencing.predictors.cox import LandmarkCox
 from ehrsequencing.predictors.fitting_data import FittingData
-from ehrsequencing.predictors.landmark_cox import LandmarkCox
-from ehrsequencing.predictors.stack import fit_stack, folds_of
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.training.fit import fit

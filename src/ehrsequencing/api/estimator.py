@@ -18,10 +18,10 @@ from ehrsequencing.api.data import as_table, is_path, meds_folder, prepare, task
 from ehrsequencing.api.predictions import StepFunction, opened
 from ehrsequencing.api.training import fit as fit_run
 from ehrsequencing.core.arrays import Floats
-from ehrsequencing.core.durations import day_of
 from ehrsequencing.core.elsewhere import Answering, Hinted
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import private_folder
+from ehrsequencing.core.text import day_of
 from ehrsequencing.evaluation.external import read_external
 from ehrsequencing.metrics.plain import concordance
 from ehrsequencing.prediction.predict import Moment, RiskPredictor

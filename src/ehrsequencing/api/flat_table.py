@@ -15,10 +15,10 @@ from pandas.api.types import is_numeric_dtype
 from ehrsequencing.api.data import as_table, task_of
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.core.disclosure import SMALLEST_COUNT
-from ehrsequencing.core.durations import DAYS_PER_YEAR, UNIT_DAYS, days_of
 from ehrsequencing.core.elsewhere import right_way
 from ehrsequencing.core.errors import NO_HEADER, EhrseqError, looks_like_header
 from ehrsequencing.core.files import private_folder
+from ehrsequencing.core.text import DAYS_PER_YEAR, UNIT_DAYS, days_of
 
 _ORIGIN = pd.Timestamp("2000-01-01")  # day 0 of times that are numbers
 _UNIT_DAYS = UNIT_DAYS | {"month": DAYS_PER_YEAR / 12}

@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 
 from ehrsequencing.config import format_days
-from ehrsequencing.core.durations import day_of
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.text import day_of
 from ehrsequencing.results.result_types import MetricRow, Shared, place_of
 
 Row = TypeVar("Row", bound=Mapping[str, Any])

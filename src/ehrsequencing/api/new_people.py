@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from ehrsequencing.api.data import data_config, meds_folder, task_of
 from ehrsequencing.api.progress import bar, stages
 from ehrsequencing.config import DataConfig, DriftConfig, validated
-from ehrsequencing.core.durations import day_of
 from ehrsequencing.core.outputs import METRICS_FILE, MONITOR, output_file, refuse_existing
+from ehrsequencing.core.text import day_of
 from ehrsequencing.evaluation.monitor import Watch, monitor as watch
 from ehrsequencing.prediction.drift import Drift, compare_data
 from ehrsequencing.prediction.journal import Journal
@@ -102,7 +102,7 @@ def monitor(
         found = watch(
             known,
             folder,
-            Journal(Path(journal), None if key is None else Path(key)),
+            Journal(Path(journal), key),
             by=by,
             lag_days=day_of(lag, where="lag"),
             facts=data_config(facts),
@@ -128,8 +128,8 @@ def update(
 ) -> "TrainedRun":
     """Update a run for the people of another hospital: nothing, the level, or level and slope.
 
-    A closed test chooses for each cause (`predictors/update.py`), at the landmarks. The level needs 11 people with the
-    event, the slope 50; estimates are shrunk. The weights of a network and of a blend stay.
+    A closed test chooses for each cause (`predictors/recalibration.py`), at the landmarks. The level needs 11 people
+    with the event, the slope 50; estimates are shrunk. The weights of a network and of a blend stay.
 
     Args:
         run: The run, a shared copy of one, or its folder.

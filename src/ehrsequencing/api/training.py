@@ -38,12 +38,11 @@ from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.results.result_types import Origin
 from ehrsequencing.training import fit as training
-from ehrsequencing.training.hazards_objective import LossFunction
 from ehrsequencing.training.loop import Progress, ShowProgress
-from ehrsequencing.training.plan import Plan
+from ehrsequencing.training.objectives import LossFunction
+from ehrsequencing.training.plan import Plan, shape_of_inputs
 from ehrsequencing.training.pretraining.pretrain import Pretrainer
 from ehrsequencing.training.processes import joined_processes
-from ehrsequencing.training.resolve import shape_of_inputs
 from ehrsequencing.training.run_folder import (
     RunFolder,
     alone_in,
@@ -385,8 +384,8 @@ def pretrain(
             `pretraining={"objectives": ["masked_codes"]}`.
 
     Returns:
-        What was measured on the tuning split (the content of `pretraining.json`): for each objective its losses in
-        nats, and recall@k beside the baselines.
+        What was measured on the tuning split (the content of `pretraining.json`): for each objective its loss in
+        nats beside that of frequencies, and the gain with its interval.
 
     Raises:
         EhrseqError: A setting is unknown, the data cannot be used, or `out` holds something else.

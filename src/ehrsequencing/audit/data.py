@@ -54,9 +54,7 @@ class Source:
         reader.late = LateRows(**late) if late else None  # left out as when the set was prepared
         parents = read_parents(folder)
         encoder = Encoder(run, parents)
-        fit = VocabularyFit(
-            study.vocabulary, study.values, excluded=encoder.excluded, parents=parents
-        )
+        fit = VocabularyFit(study.vocabulary, study.values, excluded=encoder.excluded)
         training, tuning = (prepared.timelines(name).subject_id for name in SPLITS[:2])
         cut_us, cut = prepared.cut_us("train"), {*training.tolist(), *tuning.tolist()}
         marks = [one for one in (encoder.builder.censoring_codes,) if one is not None]

@@ -13,13 +13,12 @@ from ehrsequencing.audit.data import FAMILY, FEWEST_CARRIERS, KINDS, AuditData, 
 from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints
 from ehrsequencing.core.disclosure import enough_people
 from ehrsequencing.metrics.plain import concordance
-from ehrsequencing.predictors.cox import CoxRegression, CoxRows
+from ehrsequencing.predictors.cox import CoxRegression, CoxRows, LandmarkCox
 from ehrsequencing.predictors.fitting_data import FittingData
-from ehrsequencing.predictors.landmark_cox import LandmarkCox
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.labels import potential_days
 from ehrsequencing.records.timelines import TaskRecords
-from ehrsequencing.training.resolve import training_edges
+from ehrsequencing.training.plan import training_edges
 
 CENTRED = (
     1e-3  # distance of a record's mean from 0, in its standard deviations: values may be rounded

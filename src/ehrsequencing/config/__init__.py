@@ -18,21 +18,18 @@ from ehrsequencing.config.files import (
 )
 from ehrsequencing.config.importing import ImportConfig, load_import
 from ehrsequencing.config.model import ModelConfig, ModelSettings, ModelShape
-from ehrsequencing.config.records import (
-    DataConfig,
-    DialectConfig,
-    SplitsConfig,
-    ValuesConfig,
-    VisitsConfig,
-    VocabularyConfig,
-)
 from ehrsequencing.config.study import (
+    DataConfig,
     DriftConfig,
     EvaluationConfig,
     PretrainingConfig,
+    SplitsConfig,
     StudyConfig,
     TrainingConfig,
     TransferConfig,
+    ValuesConfig,
+    VisitsConfig,
+    VocabularyConfig,
 )
 from ehrsequencing.config.task import (
     CensoringConfig,
@@ -42,8 +39,7 @@ from ehrsequencing.config.task import (
     OutcomesConfig,
     TaskConfig,
 )
-from ehrsequencing.core.durations import DAYS_PER_YEAR, format_days, parse_days
-from ehrsequencing.core.text import BadText, parse_json
+from ehrsequencing.core.text import DAYS_PER_YEAR, BadText, format_days, parse_days, parse_json
 
 __all__ = [
     "COMMANDS",
@@ -51,7 +47,6 @@ __all__ = [
     "BadText",
     "CensoringConfig",
     "DataConfig",
-    "DialectConfig",
     "DriftConfig",
     "EligibilityConfig",
     "EvaluationConfig",

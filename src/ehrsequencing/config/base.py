@@ -9,8 +9,8 @@ from zoneinfo import ZoneInfo
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from ehrsequencing.core.durations import parse_days
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.text import parse_days
 
 Days = Annotated[float, BeforeValidator(parse_days)]
 
@@ -137,11 +137,12 @@ class Kind:
         return name not in self.modules
 
 
-_VARIANTS = "ehrsequencing.models.visit_encoder_variants"
 visit_encoder = Kind(
     "visit_encoder",
-    dict.fromkeys(("attention", "bottleneck"), "ehrsequencing.models.visit_encoder")
-    | dict.fromkeys(("mean", "sum", "scaled_sum", "max", "transformer"), _VARIANTS),
+    dict.fromkeys(
+        ("attention", "bottleneck", "mean", "sum", "scaled_sum", "max", "transformer"),
+        "ehrsequencing.models.visit_encoder",
+    ),
 )
 # what pretraining learns; no part of a model
 objective = Kind(

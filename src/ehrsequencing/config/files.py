@@ -94,7 +94,7 @@ def load_study(
         EhrseqError: A setting is unknown, or its value is not allowed.
     """
     where = str(path) if path is not None else "settings"
-    data = _without_places(read_yaml(path)) if path is not None else {}
+    data = without_former(_without_places(read_yaml(path))) if path is not None else {}
     data = _overridden(data, overrides)
     given = data.get("evaluation") or {}
     if evaluation is not None and isinstance(given, dict):
@@ -118,6 +118,27 @@ def _without_places(data: dict[str, Any]) -> dict[str, Any]:
         for name, value in data.items()
         if not (name in PLACES and isinstance(value, str))
     }
+
+
+# Settings that have left since 2.0, which runs, prepared sets and study files of 2.0 name, with the value that asks for
+# nothing. With another value they are unknown, and `core/elsewhere.toml` says what to use.
+FORMER: Mapping[str, Any] = {"evaluation.recalibrate": False, "vocabulary.rollup": "off"}
+
+
+def without_former(data: dict[str, Any], section: str = "") -> dict[str, Any]:
+    """The settings of a file without those that have left and asked for nothing.
+
+    >>> without_former({"evaluation": {"recalibrate": False, "bootstrap": 9}, "model": {"recalibrate": False}})
+    {'evaluation': {'bootstrap': 9}, 'model': {'recalibrate': False}}
+    """
+    if not isinstance(data, dict):  # what it must be is said elsewhere
+        return data
+    kept = dict[str, Any]()
+    for name, value in data.items():
+        whole = f"{section}{name}"
+        if whole not in FORMER or value != FORMER[whole]:
+            kept[name] = without_former(value, f"{whole}.") if isinstance(value, dict) else value
+    return kept
 
 
 def read_settings(path: Path | None, overrides: Iterable[str]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from ehrsequencing.config.base import CodeList, Days, Settings, check_date
-from ehrsequencing.core.durations import UNIT_DAYS, format_days
+from ehrsequencing.core.text import UNIT_DAYS, format_days
 
 _NO_CAUSES = ("", "censored", "censoring")  # what labels and tables call the end of follow-up
 # a time in a title: 30 days, 1-year, within a year

@@ -14,12 +14,12 @@ import numpy as np
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.metrics.hazards import exposure
 from ehrsequencing.prediction.journal import Journal, Persons
 from ehrsequencing.prediction.predict import Encoder
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.cohort import CohortRows
 from ehrsequencing.records.events import DAY_US, STATIC, Events, opens_run
-from ehrsequencing.records.hazards import exposure
 from ehrsequencing.records.visits import Record, count_at_or_before, make_record
 
 

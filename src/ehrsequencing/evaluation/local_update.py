@@ -25,24 +25,24 @@ from ehrsequencing.core.outputs import (
     write_manifest,
 )
 from ehrsequencing.evaluation.external import External, read_external
+from ehrsequencing.metrics.hazards import exposure, horizon_nll
 from ehrsequencing.prediction.reference import reference_risks
 from ehrsequencing.prediction.run import UPDATE, Run
-from ehrsequencing.predictors.recalibration import fit_recalibration
-from ehrsequencing.predictors.update import (
+from ehrsequencing.predictors.recalibration import (
     CauseUpdate,
     Labels,
+    fit_recalibration,
     fit_update,
     largest_allowed,
 )
 from ehrsequencing.records.account import PeopleRisks, Reference, Rounded
-from ehrsequencing.records.hazards import exposure, horizon_nll
 from ehrsequencing.records.people import (
     PEOPLE,
     measures_to_keep,
     quantiles_of_risks,
     some_people,
 )
-from ehrsequencing.records.reference import REFERENCE, draw_reference
+from ehrsequencing.records.prepared import REFERENCE, draw_reference
 
 SMALL = 300  # people, below which before and after are cross-fitted
 THIRDS = 3
@@ -132,12 +132,7 @@ class _Local:
         chosen = np.flatnonzero(at_landmark & ~np.isnan(rows.duration_days))
         self.edges_days = predictor.edges_days
         self.eta = np.log(predictor.all_hazards(records)[chosen])
-        self.labels = Labels(
-            np.asarray(rows.duration_days[chosen]),
-            rows.cause[chosen],
-            rows.entry_days[chosen],
-            rows.subject[chosen],
-        )
+        self.labels = Labels.of(rows, chosen)
 
     def fitted(self, seen: Bools, largest: Sequence[int]) -> list[CauseUpdate]:
         """The update of each cause, fitted on some rows."""
@@ -174,7 +169,7 @@ class _Local:
         labels, hazards = self.labels.take(judged), np.exp(eta)
         named = {name: getattr(labels, name) for name in ("duration_days", "cause", "entry_days")}
         nll = float(horizon_nll(hazards, self.edges_days, **named).mean())
-        fitted = fit_recalibration(eta, self.edges_days, subject=labels.subject, **named)
+        fitted = fit_recalibration(eta, self.edges_days, labels)
         days = exposure(self.edges_days, labels.entry_days, labels.duration_days)
         found: dict[str, Any] = {"nll": rounded(nll)}
         for e, cause in enumerate(self.causes):

@@ -20,7 +20,7 @@ from ehrsequencing.core.files import (
     write_shareable,
 )
 from ehrsequencing.prediction.run import METRICS, Run, add_to_run, is_as_written
-from ehrsequencing.predictors.stack import FOLDS
+from ehrsequencing.predictors.blend import FOLDS
 from ehrsequencing.records.attrition import too_few
 from ehrsequencing.results.redaction import INDIVIDUAL, redact
 from ehrsequencing.results.result_types import Exact, MetricRow, Shared

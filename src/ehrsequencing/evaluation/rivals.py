@@ -11,10 +11,10 @@ from ehrsequencing.core.arrays import Floats
 from ehrsequencing.evaluation.comparison import NETWORK, OURS
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.predictors.boosted import BoostedVisits
+from ehrsequencing.predictors.cox import LandmarkCox
 from ehrsequencing.predictors.fit import Fitted, fit_baselines, landmark_nll
 from ehrsequencing.predictors.fitting_data import FittingData
 from ehrsequencing.predictors.from_file import FromFile, nll_through
-from ehrsequencing.predictors.landmark_cox import LandmarkCox
 from ehrsequencing.predictors.predictor import Predictor
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords

@@ -52,7 +52,7 @@ from ehrsequencing.records.prepare import prepare, require_made_of
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.results.result_types import Exact
-from ehrsequencing.training.resolve import training_edges
+from ehrsequencing.training.plan import training_edges
 
 _SECTIONS = {"data", "visits", "values", "vocabulary", "splits", "evaluation"}  # that matter here
 _SAME_DAYS = 1e-6  # relative difference up to which two horizons are the same

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ehrsequencing.config import DialectConfig, EvaluationConfig, StudyConfig
+from ehrsequencing.config import EvaluationConfig, StudyConfig
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import Shareable
@@ -141,8 +141,7 @@ def _sites(again: Again) -> list[Division]:
             where="--walk site",
             fix="prepare with splits.by=site splits.column=COLUMN splits.held_out_sites=[SITE], and train on that",
         )
-    dialect = again.study.data.dialect or DialectConfig()
-    people = sites_of(again.records, splits, dialect)
+    people = sites_of(again.records, splits)
     large = [site for site, count in people.items() if count >= FEWEST_SUBJECTS]
     return [
         Division(

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ehrsequencing.config import format_days
 from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints, offsets
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.metrics.hazards import cumulative_incidence, exposure
 from ehrsequencing.prediction.predict import (
     Moment,
     NewRecords,
@@ -29,7 +30,6 @@ from ehrsequencing.predictors.predictor import Predictor
 from ehrsequencing.records.cohort import CohortRows
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
 from ehrsequencing.records.events import NEVER, STATIC, opens_run
-from ehrsequencing.records.hazards import cumulative_incidence, exposure
 from ehrsequencing.records.timelines import TaskRecords, joined
 from ehrsequencing.records.visits import Record, Visits, make_record
 from ehrsequencing.records.vocabulary import Vocabulary

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ehrsequencing.core.arrays import Floats, Ints, detached
-from ehrsequencing.core.durations import day_of, days_of
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.text import day_of, days_of
 from ehrsequencing.metrics import accuracy, calibration, discrimination
 from ehrsequencing.metrics.censoring import aalen_johansen
 from ehrsequencing.metrics.outcomes import ScoredRows

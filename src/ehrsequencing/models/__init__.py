@@ -16,10 +16,11 @@ from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from ehrsequencing.models.seeds import to_packed, to_plain
 from ehrsequencing.models.segments import pool
 from ehrsequencing.models.transformer import TimelineEncoder, TransformerLayer
-from ehrsequencing.models.visit_encoder import AttnPoolingVisitEncoder, VisitEncoder
-from ehrsequencing.models.visit_encoder_variants import (
+from ehrsequencing.models.visit_encoder import (
+    AttnPoolingVisitEncoder,
     MeanPoolingVisitEncoder,
     TransformerVisitEncoder,
+    VisitEncoder,
 )
 
 __all__ = [

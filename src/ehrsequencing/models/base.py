@@ -12,10 +12,11 @@ from torch.overrides import TorchFunctionMode
 
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig, validated
-from ehrsequencing.core.durations import days_of
+from ehrsequencing.config.files import without_former
 from ehrsequencing.core.elsewhere import lacks
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import disk_errors, read_json, write_bytes
+from ehrsequencing.core.text import days_of
 from ehrsequencing.models.hazard_model import HazardModel
 from ehrsequencing.models.hazards import HazardsOverTime
 from ehrsequencing.models.risks import cumulative_incidence, observed_hazards
@@ -27,7 +28,7 @@ Model = TypeVar("Model", bound=nn.Module)
 def read_config(folder: Path) -> ModelConfig:
     """The configuration of a saved model."""
     path = folder / CONFIG_FILE
-    return validated(ModelConfig, read_json(path), where=str(path))
+    return validated(ModelConfig, without_former(read_json(path), "model."), where=str(path))
 
 
 def read_weights(folder: Path, config: ModelConfig, build: Callable[[ModelConfig], Model]) -> Model:

@@ -7,8 +7,7 @@ from torch import Tensor, nn
 
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig
-from ehrsequencing.models.attention import AttentionMask, Plan, is_plain
-from ehrsequencing.models.attention_blocks import tokens_blocks
+from ehrsequencing.models.attention import time_plan
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.embeddings import AgeEmbedding, CodeEmbedding
 from ehrsequencing.models.positions import MAX_INDEX_ROWS, PositionalEmbedding, positions
@@ -122,8 +121,11 @@ class BEHRT(nn.Module):
     def forward(self, batch: VisitBatch, tokens: Tokens) -> tuple[Tensor, Tensor]:
         """Token embeddings and contextual token states, (T, d) each."""
         x = inputs = self.embedding(batch, tokens)
-        plan = tokens_plan(
-            batch, tokens.host_offsets, max_tokens=self.max_tokens, bidirectional=self.bidirectional
+        plan = time_plan(
+            batch,
+            window=self.max_tokens,
+            bidirectional=self.bidirectional,
+            offsets=tokens.host_offsets,
         )
         for layer in self.layers:
             x = layer(x, plan)
@@ -167,48 +169,3 @@ class BEHRTForSurvival(SurvivalModel):
     def aggregate_visits(states: Tensor, tokens: Tokens) -> Tensor:
         """Mean of each row's tokens: (T, d) → (N, d), the aggregated visit embedding of the embeddings seed."""
         return pool(states, torch.arange(len(states), device=states.device), tokens.offsets)
-
-
-# ---- attention ---------------------------------------------------------------------------------------------------
-
-
-def tokens_mask(
-    batch: VisitBatch, token_offsets: Tensor, *, max_tokens: int, bidirectional: bool = False
-) -> Tensor:
-    """(T, T) bool: which tokens of its subject each token attends to, by whole visits.
-
-    A token sees every token of its own visit, and of each real visit before it while the tokens from that visit to its
-    own, both included, number at most `max_tokens`; `bidirectional`, also of real visits after it, as far. A query's
-    tokens see the past in the same way, and are seen by themselves alone.
-
-    Args:
-        batch: The packed visits.
-        token_offsets: (N+1,) row n owns tokens `token_offsets[n]:token_offsets[n+1]`, at least one.
-        max_tokens: How far back, and forward where `bidirectional`.
-        bidirectional: Whether real visits also see the future.
-    """
-    subject, is_query = batch.subject_of_visit, batch.is_query
-    count = token_offsets.diff()
-    end = (count * ~is_query).cumsum(0)  # real tokens up to the end of each row
-    start = end - count * ~is_query
-    row = torch.arange(len(count), device=count.device)
-    is_past = row.unsqueeze(1) > row
-    seen = is_past & (start.unsqueeze(1) - start + count.unsqueeze(1) <= max_tokens)
-    if bidirectional:
-        later = ~is_past & (end - start.unsqueeze(1) <= max_tokens)
-        seen |= later & ~is_query.unsqueeze(1)
-    seen &= (subject.unsqueeze(1) == subject) & ~is_query
-    seen |= row.unsqueeze(1) == row
-    row_of_token = row.repeat_interleave(count)
-    return seen[row_of_token][:, row_of_token]
-
-
-def tokens_plan(
-    batch: VisitBatch, token_offsets: Tensor, *, max_tokens: int, bidirectional: bool = False
-) -> Plan:
-    """How flat BEHRT's tokens attend; arguments as of `tokens_mask`, offsets on the CPU, or there is a wait."""
-    if is_plain.get():
-        offsets = token_offsets.to(batch.codes.device)
-        mask = tokens_mask(batch, offsets, max_tokens=max_tokens, bidirectional=bidirectional)
-        return AttentionMask(mask)
-    return tokens_blocks(batch, token_offsets, max_tokens=max_tokens, bidirectional=bidirectional)

@@ -9,10 +9,10 @@ from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig, ModelSettings
 from ehrsequencing.core.elsewhere import Answering
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.models.embeddings import TableBranch
 from ehrsequencing.models.hazards import SurvivalHead, horizon_nll, last_layer, visit_nll
 from ehrsequencing.models.outcomes import OUTCOME_RANK, OutcomeHazards, OutcomeHead, OutcomeLabels
 from ehrsequencing.models.segments import to_device
-from ehrsequencing.models.table import TableBranch
 
 _CLASSES = {"hierarchical": "HierarchicalBEHRTForSurvival", "flat": "BEHRTForSurvival"}
 

@@ -4,7 +4,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ehrsequencing.batches.equal_visits import distinct_visits
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig
 from ehrsequencing.models.base import SurvivalModel
@@ -65,15 +64,9 @@ class HierarchicalBEHRTForSurvival(SurvivalModel):
 
     def _inputs(self, batch: VisitBatch) -> tuple[Tensor, Tensor]:
         """(N, d) what enters the timeline, and (N, width) h of the table branch; K codes, N visits, all packed."""
-        equal = None
-        if not (self.training or torch.is_grad_enabled()) and batch.codes.device.type == "cpu":
-            equal = distinct_visits(batch)  # copies of one person share visits
-        visits = batch if equal is None else equal[0]
-        e = self.code_embedding(visits)  # (K, d)  module 1, as `CodeVectors`
-        u = self.visit_encoder(e, visits)  # (N, d)  module 2: mean, attention …
-        h = self._of_table(visits, u)  # (N, width)  the visit's numbers side by side
-        if equal is not None:
-            u, h = (one.index_select(0, equal[1]) for one in (u, h))
+        e = self.code_embedding(batch)  # (K, d)  module 1, as `CodeVectors`
+        u = self.visit_encoder(e, batch)  # (N, d)  module 2: mean, attention …
+        h = self._of_table(batch, u)  # (N, width)  the visit's numbers side by side
         if self.config.query_follows_visit:
             u = u + gather_rows(F.pad(u, (0, 0, 1, 0)), batch.visit_followed + 1)
         static = gather_rows(self.code_embedding.of_static(batch), batch.subject_of_visit)  # (N, d)

@@ -1,6 +1,6 @@
 """Hazards → risks of the `horizon` head, and a cohort's labels → its hazards (docs/models.md).
 
-`records/hazards.py` has the same formulas in NumPy, for hazards per day instead of logits; a test compares the two.
+`metrics/hazards.py` has the same formulas in NumPy, for hazards per day instead of logits; a test compares the two.
 """
 
 from collections.abc import Sequence
@@ -117,7 +117,7 @@ def observed_hazards(
     entry_days: Tensor | None,
     n_causes: int,
 ) -> Tensor:
-    """The cohort's own hazards, events over days at risk, the twin of `records.hazards.cohort_hazards`.
+    """The cohort's own hazards, events over days at risk, the twin of `metrics.hazards.cohort_hazards`.
 
     Half an event is spread over all bins of a cause, so that a bin without an event keeps a finite logarithm.
 

@@ -20,7 +20,6 @@ from ehrsequencing.models import (
     positions,
     transformer,
     visit_encoder as encoders,
-    visit_encoder_variants as variants,
 )
 
 _OF_QUERIES = "query"  # the last part of the name of the engine's vector of queries: zero if it was never trained
@@ -312,7 +311,7 @@ def _plain_model(
 _ENCODERS = (
     _Pair(
         nn.MeanPoolingVisitEncoder,
-        variants.MeanPoolingVisitEncoder,
+        encoders.MeanPoolingVisitEncoder,
         lambda plain: {"visit_encoder": "mean"},
         lambda packed: nn.MeanPoolingVisitEncoder(),
     ),
@@ -324,7 +323,7 @@ _ENCODERS = (
     ),
     _Pair(
         nn.TransformerVisitEncoder,
-        variants.TransformerVisitEncoder,
+        encoders.TransformerVisitEncoder,
         lambda plain: {**_of_layer(_layer(plain)), "visit_encoder": "transformer"},
         lambda packed: nn.TransformerVisitEncoder(
             _layer(packed).out.in_features,

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig
 from ehrsequencing.models import attention
-from ehrsequencing.models.attention import Plan, attend
+from ehrsequencing.models.attention import AttentionPlan
 from ehrsequencing.models.positions import Rotation, rotation
 from ehrsequencing.models.segments import dropout
 
@@ -32,7 +32,7 @@ class TimelineEncoder(nn.Module):
 
     def forward(self, x: Tensor, batch: VisitBatch) -> Tensor:
         """(N, d) visits with their time signals → (N, d) contextual states."""
-        plan = attention.visits_plan(batch, window=self.window, bidirectional=self.bidirectional)
+        plan = attention.time_plan(batch, window=self.window, bidirectional=self.bidirectional)
         turn = rotation(batch, head_dim=self.head_dim, dtype=x.dtype) if self.rotary else None
         for layer in self.layers:
             x = layer(x, plan, turn)
@@ -45,7 +45,7 @@ class TimelineEncoder(nn.Module):
         turn = rotation(batch, head_dim=self.head_dim, dtype=x.dtype) if self.rotary else None
         *before, last = self.layers
         if before:
-            plan = attention.visits_plan(batch, window=self.window)
+            plan = attention.time_plan(batch, window=self.window)
             for layer in before:
                 x = layer(x, plan, turn)
         return self.norm(
@@ -72,7 +72,12 @@ class TransformerLayer(nn.Module):
         self.dropout, self.value_dropout = config.dropout, value_dropout
 
     def forward(
-        self, x: Tensor, plan: Plan, turn: Rotation | None = None, *, rows: Tensor | None = None
+        self,
+        x: Tensor,
+        plan: AttentionPlan,
+        turn: Rotation | None = None,
+        *,
+        rows: Tensor | None = None,
     ) -> Tensor:
         """(N, d) packed rows → (N, d); `turn` encodes the distance between rows.
 
@@ -85,7 +90,7 @@ class TransformerLayer(nn.Module):
         if rows is not None:
             x, q = x.index_select(0, rows), q.index_select(0, rows)
         x = x + self._residual(
-            self.attention_scale * self.out(attend(q, k, v, plan, heads=self.heads))
+            self.attention_scale * self.out(plan.attend(q, k, v, heads=self.heads))
         )
         return x + self._residual(self.mlp_scale * self.W2(F.gelu(self.W1(self.mlp_norm(x)))))
 

@@ -23,9 +23,9 @@ from ehrsequencing.core.outputs import (
     refuse_existing,
 )
 from ehrsequencing.core.version import __version__
+from ehrsequencing.records.encoding import KINDS, Moment
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.meds import find_shards
-from ehrsequencing.records.moment import KINDS, Moment
 
 SUFFIXES = (".parquet", ".csv", ".csv.gz")
 _COLUMNS = pa.schema(

@@ -1,4 +1,4 @@
-"""Whether a run still answers as it did: the risks of its reference records (`records/reference.py`) are kept with it.
+"""Whether a run still answers as it did: the risks of its reference records (`records/prepared.py`) are kept with it.
 
 Another version of ehrsequencing or torch, or another processor, should give the risks that the training gave.
 """
@@ -14,7 +14,7 @@ from ehrsequencing.core.version import __version__
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.account import Reference, ReferenceColumns
 from ehrsequencing.records.codes import CodeMatcher
-from ehrsequencing.records.reference import REFERENCE, encode_reference
+from ehrsequencing.records.prepared import REFERENCE, encode_reference
 
 TOLERANCE = 0.001  # in risk
 _UNKNOWN = f"nothing tells whether the run answers as at its training, since its {REFERENCE} {{}}: copy the run again"

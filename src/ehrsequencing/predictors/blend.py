@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save
 
-from ehrsequencing.core.arrays import Floats
+from ehrsequencing.core.arrays import Floats, Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json, write_bytes, write_json
 from ehrsequencing.core.outputs import ARRAYS_FILE, BLEND_FILE
+from ehrsequencing.core.signals import give_back_freed_memory
 from ehrsequencing.predictors.boosted import BoostedVisits
+from ehrsequencing.predictors.cox import CoxHazards, LandmarkCox
 from ehrsequencing.predictors.features import LinearDesign
+from ehrsequencing.predictors.fitting_data import FittingData
 from ehrsequencing.predictors.history import FeatureSpec
-from ehrsequencing.predictors.landmark_cox import CoxHazards
 from ehrsequencing.predictors.predictor import (
     Known,
     Predictor,
@@ -26,8 +28,9 @@ from ehrsequencing.predictors.predictor import (
     hazards_of_each,
     in_parts,
 )
+from ehrsequencing.predictors.recalibration import Labels
 from ehrsequencing.predictors.trees import Trees
-from ehrsequencing.predictors.weights import BlendWeights, blended_hazards
+from ehrsequencing.predictors.weights import BlendWeights, blended_hazards, fit_weights
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.vocabulary import Vocabulary
 
@@ -225,3 +228,90 @@ def _spec(saved: dict[str, Any]) -> FeatureSpec:
     pairs = tuple((int(first), int(second)) for first, second in saved["pairs"])
     lists = {name: tuple(saved[name]) for name in ("codes", "numeric", "static_codes", "names")}
     return FeatureSpec(**lists, pairs=pairs)
+
+
+# ---- trees and Cox, each fitted without every fold and once on all ---------------------------------------------------
+
+
+FOLDS = 5
+MOST_ROWS = 100_000  # training rows that weights are fitted to; above, those of subjects spread evenly over all
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Trees and Cox.
+
+    Attributes:
+        fitted: The two on all training subjects, with their weights.
+        out_of_fold: (R, causes, bins) mean hazards per day of the two at the training rows, each row by fits without
+            its subject; NaN at rows of subjects in no fold.
+    """
+
+    fitted: Blend
+    out_of_fold: Floats32
+
+
+def fit_stack(
+    data: FittingData,
+    *,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+) -> Stack:
+    """Fit both, without each fold and on all.
+
+        λ̃_e(k | x) = (λ_e(k | x; trees) + λ_e(k | x; Cox)) / 2
+
+    Args:
+        data: What to fit; its seed divides the subjects.
+        progress: Called with fits done, and of how many.
+    """
+    train, shape = data.train, (len(data.task.causes), len(data.edges_days) + 1)
+    mean = np.full((len(train), *shape), np.nan, dtype=np.float32)
+    weighed = train.rows.subject % max(1, -(-len(train) // MOST_ROWS)) == 0  # rows
+    each = np.empty((2, int(weighed.sum()), *shape), dtype=np.float32)
+    place = np.cumsum(weighed) - 1
+    folds = folds_of(np.diff(train.rows.row_offsets), folds=FOLDS, seed=data.seed)
+    *models, of_all = _fits(data, folds, progress)
+    give_back_freed_memory()
+    for parts, fold in zip(models, folds, strict=True):
+        rows = np.flatnonzero(np.isin(train.rows.subject, fold))
+        for some, hazards in hazards_of_each(parts, train.take(fold)):
+            here = rows[some]
+            mean[here] = np.mean(hazards, axis=0)
+            each[:, place[here[weighed[here]]]] = np.stack(hazards)[:, weighed[here]]
+    weights = fit_weights([*each], data.edges_days, Labels.of(train.rows, weighed))
+    return Stack(Blend(of_all, weights, name=STACKED), mean)
+
+
+def _fits(
+    data: FittingData, folds: Sequence[Ints], progress: Callable[[int, int], None]
+) -> list[list[Predictor]]:
+    """Trees and Cox without each fold, then of all. Cox comes first: trees need the memory of its covariates."""
+
+    def each(data: FittingData, done: int) -> Iterator[FittingData]:
+        for number in range(len(folds) + 1):
+            give_back_freed_memory()  # what the fit before was made of
+            progress(done + number, 2 * len(folds) + 2)
+            yield data.without(folds[number]) if number < len(folds) else data
+
+    data = replace(data, made=data.features)
+    cox = list(map(LandmarkCox, each(data, 0)))  # `map` keeps no data
+    data = replace(data, made=data.features.without_covariates())
+    trees = map(BoostedVisits.fit, each(data, len(cox)))
+    return [[*both] for both in zip(trees, cox, strict=True)]
+
+
+def sampled(records: TaskRecords) -> TaskRecords:
+    """The records of subjects spread evenly over all, with about `MOST_ROWS` rows; of fewer rows all."""
+    step = max(1, -(-len(records) // MOST_ROWS))
+    return records if step == 1 else records.take(np.arange(0, len(records.timelines), step))
+
+
+def folds_of(rows_of_subject: Ints, *, folds: int, seed: int) -> list[Ints]:
+    """Subjects with prediction times, in so many folds of about equal size, at random.
+
+    >>> [len(fold) for fold in folds_of(np.array([1, 0, 2, 1, 1, 3]), folds=2, seed=0)]
+    [3, 2]
+    """
+    subjects = np.flatnonzero(rows_of_subject)
+    order = np.random.default_rng([seed, folds, len(subjects)]).permutation(subjects)
+    return [np.sort(order[number::folds]) for number in range(folds)]

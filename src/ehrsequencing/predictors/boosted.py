@@ -11,12 +11,12 @@ import numpy as np
 from ehrsequencing.core.arrays import Bools, Bytes, Floats, Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.signals import give_back_freed_memory
+from ehrsequencing.metrics.hazards import event_bin, exposure
 from ehrsequencing.predictors.features import MOST_BINS, UNKNOWN, before_pairs, binned
 from ehrsequencing.predictors.fitting_data import FittingData, kind_of
 from ehrsequencing.predictors.history import FeatureSpec
-from ehrsequencing.predictors.of_history import OfHistory
+from ehrsequencing.predictors.predictor import OfHistory
 from ehrsequencing.predictors.trees import Trees
-from ehrsequencing.records.hazards import event_bin, exposure
 from ehrsequencing.records.timelines import TaskRows
 from ehrsequencing.records.vocabulary import Vocabulary
 

@@ -14,23 +14,23 @@ import numpy as np
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.metrics.censoring import StepFunction, aalen_johansen, conditional_risk
-from ehrsequencing.predictors.blend import STACKED, Blend
+from ehrsequencing.metrics.hazards import cohort_hazards, exposure
+from ehrsequencing.predictors.blend import FOLDS, STACKED, Blend, fit_stack, folds_of, sampled
 from ehrsequencing.predictors.boosted import BoostedVisits
+from ehrsequencing.predictors.cox import LandmarkCox
 from ehrsequencing.predictors.fitting_data import FittingData, kind_of
 from ehrsequencing.predictors.history import AGE_KNOTS_YEARS, has_static
-from ehrsequencing.predictors.landmark_cox import LandmarkCox
 from ehrsequencing.predictors.predictor import Predictor, hazards_of_each, in_parts
-from ehrsequencing.predictors.recalibration import MOST_ROWS, fit_recalibration
-from ehrsequencing.predictors.stack import FOLDS, fit_stack, folds_of, sampled
-from ehrsequencing.predictors.weights import BlendRows, fit_weights
+from ehrsequencing.predictors.recalibration import MOST_ROWS, Labels, fit_hazards, fit_recalibration
+from ehrsequencing.predictors.weights import fit_weights
 from ehrsequencing.records.events import DAY_US
-from ehrsequencing.records.hazards import cohort_hazards, exposure
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
 
 __all__ = ["BASELINES", "fit_baselines"]
 
-MOST_STEPS, MOST_LOG_RATE = 100, 500.0  # of a Poisson regression
-RIDGE = 1e-4  # of age and sex: penalty of each coefficient but the intercept
+RIDGE = (
+    1e-4  # of age and sex: penalty of each coefficient but the intercept, for each expected event
+)
 LastStep = tuple[Floats, Floats]  # intercept and slope (causes, bins) of a recalibration
 EVENTS_TO_CHOOSE = 100  # tuning subjects with the event of interest; fewer do not say which baseline is the strongest
 
@@ -124,7 +124,12 @@ class AgeAndSex(Predictor):
             if not events.any():
                 self.coefficients.append(None)
                 continue
-            self.coefficients.append(fit_poisson(x[at_risk], events[at_risk], total[at_risk]))
+            design = np.vstack([np.ones(int(at_risk.sum())), x[at_risk].T])
+            penalty = total.sum() * np.r_[0.0, np.full(x.shape[1], RIDGE)]
+            fitted = fit_hazards(
+                design, np.log(total[at_risk]), design @ events[at_risk], penalty=penalty
+            )
+            self.coefficients.append(fitted[0])
         level = data.level(np.arange(len(rows)), lambda part: cohort * self._factor(x[part]))
         self.base = cohort * level  # (2, causes, bins)
 
@@ -159,40 +164,6 @@ class AgeAndSex(Predictor):
             yield rows, self.base[kind_of(part.rows, np.arange(len(part)))] * factor
 
 
-def fit_poisson(x: Floats, events: Floats, exposure: Floats) -> Floats:
-    """Poisson regression of events during an exposure, by Newton's method with halved steps.
-
-        minimise  (1 / Σ t) Σ (t_i exp(η_i) − n_i η_i) + ½ RIDGE |β|²      η = β_0 + x β, β_0 free
-
-    Args:
-        x: (r, c) covariates.
-        events: (r,) n, at least one.
-        exposure: (r,) t, above 0.
-
-    Returns:
-        (1 + c,) intercept and coefficients.
-    """
-    design = np.column_stack([np.ones(len(x)), x])
-    penalty = np.r_[0.0, np.full(x.shape[1], RIDGE)]
-    beta = np.r_[np.log(events.sum() / exposure.sum()), np.zeros(x.shape[1])]
-    weight, rate = exposure / exposure.sum(), events / exposure
-    step, loss = np.zeros_like(beta), np.inf
-    for _ in range(MOST_STEPS):
-        eta = np.minimum(design @ (beta + step), MOST_LOG_RATE)
-        mean = np.exp(eta)
-        now = weight @ (mean - rate * eta) + 0.5 * penalty @ (beta + step) ** 2
-        if not now <= loss + 1e-14 * abs(loss):
-            step = step / 2.0
-            continue
-        beta, loss = beta + step, now
-        gradient = design.T @ (weight * (mean - rate)) + penalty * beta
-        curvature = (design * (weight * mean)[:, None]).T @ design + np.diag(penalty)
-        step = -np.linalg.solve(curvature, gradient)
-        if np.abs(step).max() < 1e-10:
-            break
-    return beta
-
-
 def _days_since_index(rows: TaskRows) -> Floats:
     """Days (R,) from the index to each prediction time."""
     return np.asarray((rows.prediction_us - rows.index_us) / DAY_US)
@@ -220,10 +191,7 @@ def _last_step(hazards: Floats, data: FittingData, without: Bools | None = None)
     fitted = fit_recalibration(
         np.log(hazards[chosen]),
         data.edges_days,
-        duration_days=rows.duration_days[chosen],
-        cause=rows.cause[chosen],
-        entry_days=rows.entry_days[chosen],
-        subject=rows.subject[chosen],
+        Labels.of(rows, chosen),
         prior_sd=data.recalibration,
     )
     return fitted.intercept, fitted.slope
@@ -258,8 +226,8 @@ def fit_blend(alone: Predictor, stacked: Blend, data: FittingData, step: LastSte
     if step is not None:
         of_network = cross_fitted(np.exp((np.log(of_network) - step[0]) / step[1]), data)
     parts = [of_network, cross_fitted(of_stacked, data)]
-    rows = BlendRows.of(parts, data.edges_days, data.tuning.rows, slice(None))
-    weights = fit_weights(rows, n_causes=len(data.task.causes))
+    labels = Labels.of(data.tuning.rows, np.arange(len(data.tuning)))
+    weights = fit_weights(parts, data.edges_days, labels)
     return Blend([alone, stacked if last is None else stacked.recalibrated(*last)], weights)
 
 

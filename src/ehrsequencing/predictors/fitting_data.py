@@ -7,9 +7,9 @@ import numpy as np
 
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.core.arrays import Floats, Ints, offsets, row_blocks
+from ehrsequencing.metrics.hazards import cohort_hazards, event_bin, exposure
 from ehrsequencing.predictors.features import Features
 from ehrsequencing.predictors.history import has_people
-from ehrsequencing.records.hazards import cohort_hazards, event_bin, exposure
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
 from ehrsequencing.records.vocabulary import Vocabulary
 

@@ -7,10 +7,14 @@ import numpy as np
 
 from ehrsequencing.config import format_days
 from ehrsequencing.core.arrays import Bools, Floats
-from ehrsequencing.metrics.hazards import LEAST_SURVIVAL, hazards_through
+from ehrsequencing.metrics.hazards import (
+    LEAST_SURVIVAL,
+    cumulative_incidence,
+    hazards_through,
+    horizon_nll,
+)
 from ehrsequencing.metrics.outcomes import ROUNDING
 from ehrsequencing.predictors.predictor import Predictor, without_hazards
-from ehrsequencing.records.hazards import cumulative_incidence, horizon_nll
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
 
 # Horizons from which the curve through them has nearly the model's likelihood: in the simulator's default world five

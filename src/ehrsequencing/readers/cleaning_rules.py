@@ -5,13 +5,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ehrsequencing.core.arrays import Bools, Ints
-from ehrsequencing.readers.deaths import (
-    choose_deaths,
-    keep_undated_deaths,
-    mark_agreeing_deaths,
-    put_deaths_at_discharge,
-    with_stated_deaths,
-)
 from ehrsequencing.readers.import_report import FATES, ImportReport, RuleCounts
 from ehrsequencing.readers.rows import (
     NO_TIME,
@@ -26,7 +19,18 @@ from ehrsequencing.readers.rows import (
     taken,
     used_codes,
 )
-from ehrsequencing.readers.stays import Rows, mark_stays, name_parts, rows_outside, visit_spans
+from ehrsequencing.readers.stays import (
+    Rows,
+    choose_deaths,
+    keep_undated_deaths,
+    mark_agreeing_deaths,
+    mark_stays,
+    name_parts,
+    put_deaths_at_discharge,
+    rows_outside,
+    visit_spans,
+    with_stated_deaths,
+)
 from ehrsequencing.records.events import (
     DAY_US,
     SECOND_US,

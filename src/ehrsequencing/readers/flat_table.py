@@ -18,8 +18,8 @@ from ehrsequencing.config.importing import (
     is_date,
     load_table_map,
 )
-from ehrsequencing.core.durations import UNIT_DAYS
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.text import UNIT_DAYS
 from ehrsequencing.readers.cells import (
     NO_TEXT,
     WHOLE_TEXT,

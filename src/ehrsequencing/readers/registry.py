@@ -165,8 +165,6 @@ class Reader:
     source: str  # what SOURCE may be, for `--help`
     read: Callable[[str, Import], None]  # reads SOURCE and writes its rows through an `Import`
     needs_map: bool = False  # whether the command has the option `--map`
-    # for `--show-sql`: the statements that reading SOURCE sends
-    sql: Callable[[str], list[str]] | None = None
 
     def __call__(
         self,
@@ -208,7 +206,6 @@ def reader(
     help: str,
     source: str,
     needs_map: bool = False,
-    sql: Callable[[str], list[str]] | None = None,
 ) -> Callable[[Callable[[str, Import], None]], Reader]:
     """Decorate the function of a format: register it, and make it a `Reader`; see there for the arguments.
 
@@ -224,7 +221,7 @@ def reader(
                 where=f"@reader({name!r})",
                 fix="choose another name",
             )
-        _READERS[name] = Reader(name, help, source, read, needs_map, sql)
+        _READERS[name] = Reader(name, help, source, read, needs_map)
         return _READERS[name]
 
     return register

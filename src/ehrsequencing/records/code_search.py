@@ -20,7 +20,7 @@ from ehrsequencing.records.codes import (
     read_parents,
     what_comes_close,
 )
-from ehrsequencing.records.episodes import TERMS
+from ehrsequencing.records.deaths import TERMS
 from ehrsequencing.records.events import BIRTH, DAY_US, DEATH, FOLLOW_UP, MOVED
 from ehrsequencing.records.follow_up import LONG_DAYS, MOST
 from ehrsequencing.records.meds import MedsReader, is_simulation

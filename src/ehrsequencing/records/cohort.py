@@ -19,8 +19,7 @@ from ehrsequencing.config import TaskConfig
 from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.codes import CodeMatcher
-from ehrsequencing.records.deaths import deaths_of
-from ehrsequencing.records.episodes import find_episodes
+from ehrsequencing.records.deaths import deaths_of, find_episodes
 from ehrsequencing.records.events import (
     BIRTH,
     DAY_US,
@@ -47,8 +46,15 @@ from ehrsequencing.records.labels import (
     read_index_times,
 )
 from ehrsequencing.records.outcomes import outcome_finder
-from ehrsequencing.records.same_day import counted_from, index_of, is_undecided
-from ehrsequencing.records.visits import Record, Visits, count_at_or_before, next_of
+from ehrsequencing.records.visits import (
+    Record,
+    Visits,
+    count_at_or_before,
+    counted_from,
+    index_of,
+    is_undecided,
+    next_of,
+)
 
 # how follow-up ends: by an event, a death that is no cause, a code of `censoring`, the data's end, or as is said of all
 ENDINGS = ("event", "death", "code", "data_end", "other")

@@ -17,6 +17,9 @@ from ehrsequencing.core.arrays import Bools, Floats32, Ints, Ints32, hash_u64, o
 from ehrsequencing.core.errors import EhrseqError
 
 BIRTH, DEATH = "MEDS_BIRTH", "MEDS_DEATH"
+# what others call them; one that ends with * is a prefix
+BIRTH_NAMES = ("MEDS_BIRTH//*", "BIRTH", "DATE_OF_BIRTH", "DOB", "SNOMED/184099003")
+DEATH_NAMES = ("MEDS_DEATH//*", "DEATH", "DATE_OF_DEATH", "DOD", "SNOMED/419620001")
 # what imports write where a period under observation begins and ends
 PERIOD_START, PERIOD_END = "OBSERVATION_PERIOD_START", "OBSERVATION_PERIOD_END"
 # codes of follow-up, under the names that imports and shared data sets use: they are no news of anybody

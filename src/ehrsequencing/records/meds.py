@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ehrsequencing.config import DataConfig, DialectConfig, StudyConfig, ValuesConfig
+from ehrsequencing.config import DataConfig, StudyConfig, ValuesConfig
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json, sha256
@@ -30,8 +30,10 @@ from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.deaths import keep_lifetimes, settle_deaths
 from ehrsequencing.records.events import (
     BIRTH,
+    BIRTH_NAMES,
     DAY_US,
     DEATH,
+    DEATH_NAMES,
     ENDS,
     MAX_US,
     SECOND_US,
@@ -40,8 +42,8 @@ from ehrsequencing.records.events import (
     opens_run,
     parse_date_us,
 )
-from ehrsequencing.records.numbers import canonical_unit
 from ehrsequencing.records.parquet_rows import are_named, check_schemas, read_events
+from ehrsequencing.records.scales import canonical_unit
 
 __all__ = ["MedsReader"]
 
@@ -49,7 +51,7 @@ SPLITS = ("train", "tuning", "held_out")
 IMPORT_SETTINGS = "ehrseq_import"  # of `metadata/dataset.json`; other readers of MEDS ignore it
 FIXES = {
     "time_unit": "times given as dates or in another unit than microseconds were converted",
-    "time_zone": "times with a time zone were read as clock times of dialect.time_zone",
+    "time_zone": "times with a time zone were read as clock times of data.time_zone",
     "value_type": "values of another type than float32 were converted",
     "birth_name": "rows whose code has another name for birth were renamed to MEDS_BIRTH",
     "death_name": "rows whose code has another name for death were renamed to MEDS_DEATH",
@@ -193,11 +195,11 @@ class MedsReader:
         settings = settings or DataConfig()
         self.data = data
         self.encounter_column = visits.column if visits.by == "encounter" else None
-        self.dialect = settings.dialect or DialectConfig()
+        self.time_zone = settings.time_zone
         self.shards = find_shards(data)
         self._manifest = _own_manifest(data)
         self._is_import = IMPORT_SETTINGS in read_card(data)
-        check_schemas(self.shards, self.dialect)
+        check_schemas(self.shards)
         self.fixes = Counter[str]()
         self.late: LateRows | None = None
         # codes that end a follow-up: after a death they stand at it
@@ -221,7 +223,7 @@ class MedsReader:
         events = read_events(
             path,
             self.fixes,
-            dialect=self.dialect,
+            time_zone=self.time_zone,
             encounter_column=self.encounter_column,
             is_import=self._is_import,
         )
@@ -229,7 +231,6 @@ class MedsReader:
             events,
             path,
             self.fixes,
-            dialect=self.dialect,
             declared_us=self.declared_us,
             until_us=None if self.late is None else self.late.until_us,
             ends=self.ends,
@@ -309,7 +310,6 @@ def fix(
     path: Path,
     fixes: Counter[str],
     *,
-    dialect: DialectConfig,
     declared_us: int | None,
     until_us: int | None = None,
     ends: CodeMatcher | None = None,
@@ -322,7 +322,6 @@ def fix(
         events: As they stand in the file.
         path: The file, for messages.
         fixes: How often each of `FIXES` was applied; counted on.
-        dialect: Other names of birth and death.
         declared_us: Rows after this moment are refused; None where the date of extraction is unknown.
         until_us: Rows after this moment are dropped; None where the data has no late rows.
         ends: Codes that end a follow-up.
@@ -335,8 +334,8 @@ def fix(
     Raises:
         EhrseqError: Rows after the date of extraction, or a subject with two births.
     """
-    events = _rename(events, BIRTH, dialect.birth, fixes, "birth_name")
-    events = _rename(events, DEATH, dialect.death, fixes, "death_name")
+    events = _rename(events, BIRTH, BIRTH_NAMES, fixes, "birth_name")
+    events = _rename(events, DEATH, DEATH_NAMES, fixes, "death_name")
     if declared_us is not None:
         # a year of 9999 means unknown, and is dropped later; static rows are early
         late = np.flatnonzero((events.time_us > declared_us) & (events.time_us < MAX_US))
@@ -360,7 +359,7 @@ def _rename(
     events: Events, name: str, others: Sequence[str], fixes: Counter[str], label: str
 ) -> Events:
     """Give codes with another name for birth or death the MEDS name, in subjects who have no row of that name."""
-    is_other = are_named(events.codes, [other for other in others if other != name])
+    is_other = are_named(events.codes, others)
     if not is_other.any():
         return events
     timed = events.time_us != STATIC

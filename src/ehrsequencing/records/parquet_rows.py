@@ -1,8 +1,7 @@
-"""Read Parquet files of any MEDS dialect: a file in, events in the file's order out.
+"""Read Parquet files of any writer of MEDS: a file in, events in the file's order out.
 
 MEDS 0.3 and 0.4 differ in string types. Other tools write dates or nanoseconds, dictionaries, double-precision values,
-index columns, or other column names. Whatever needs no guessing is converted and counted; `dialect:` in the study file
-says the rest.
+or index columns. Whatever needs no guessing is converted and counted.
 """
 
 import re
@@ -15,16 +14,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ehrsequencing.config import DialectConfig
 from ehrsequencing.core.arrays import Bools, Floats32, Ints, Ints32
 from ehrsequencing.core.errors import NO_HEADER, EhrseqError, looks_like_header
-from ehrsequencing.records.events import BIRTH, DAY_US, MAX_US, SECOND_US, STATIC, Events
+from ehrsequencing.records.events import (
+    BIRTH,
+    BIRTH_NAMES,
+    DAY_US,
+    MAX_US,
+    SECOND_US,
+    STATIC,
+    Events,
+)
 
 MAX_CODE_BYTES = 1_000_000
 MAX_VALUE = 1e37
 _TICK_US = {"s": 1_000_000, "ms": 1_000, "us": 1, "date32[day]": DAY_US, "date64[ms]": 1_000}
 DATE_ONLY = "date_only"  # the column that says which times are dates without a time of day
-_LIKELY = {"subject_id": "patient", "time": "time", "code": "code", "numeric_value": "value"}
+_NEEDED = ("subject_id", "time", "code")
+_LIKELY = {"subject_id": "patient", "time": "time", "code": "code"}
 _DAMAGED = (pa.ArrowException, OSError, ValueError)
 
 
@@ -83,7 +90,7 @@ def read_batches(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]
         raise damaged(path, error) from error
 
 
-def check_schemas(shards: Sequence[Path], dialect: DialectConfig) -> None:
+def check_schemas(shards: Sequence[Path]) -> None:
     """Refuse shards whose needed columns have different types; string kinds and integer widths may differ."""
     seen: dict[str, tuple[str, Path]] = {}
     for path in shards:
@@ -93,7 +100,7 @@ def check_schemas(shards: Sequence[Path], dialect: DialectConfig) -> None:
             types = dict(zip(schema.names, schema.types, strict=True)) if footer.num_rows else {}
         except _DAMAGED as error:
             raise damaged(path, error) from error
-        for name in (dialect.subject_id, dialect.time, dialect.code, dialect.numeric_value):
+        for name in (*_NEEDED, "numeric_value"):
             if name in types and not pa.types.is_null(types[name]):
                 kind = _kind(types[name])
                 known, first = seen.setdefault(name, (kind, path))
@@ -123,7 +130,7 @@ def read_events(
     path: Path,
     log: Counter[str],
     *,
-    dialect: DialectConfig,
+    time_zone: str | None = None,
     encounter_column: str | None = None,
     is_import: bool = False,
 ) -> Events:
@@ -137,20 +144,19 @@ def read_events(
             subject or code, or a code cannot be a token.
     """
     names = columns_of(path)
-    needed = {"subject_id": dialect.subject_id, "time": dialect.time, "code": dialect.code}
-    for part, name in needed.items():
+    for name in _NEEDED:
         if name not in names:
-            raise _missing(part, name, names, path)
+            raise _missing(name, names, path)
     if encounter_column is not None and encounter_column not in names:
         raise EhrseqError(
             f"has no column {encounter_column!r}",
             where=str(path),
             fix="set visits.column, or cut visits another way (visits.by=day)",
         )
-    optional = (dialect.numeric_value, encounter_column, DATE_ONLY if is_import else None)
-    wanted = dict.fromkeys([*needed.values(), *(name for name in optional if name in names)])
-    table = read_table(path, list(wanted), encoded=[dialect.code])
-    return events_of_table(table, path, log, dialect=dialect, encounter_column=encounter_column)
+    optional = ("numeric_value", encounter_column, DATE_ONLY if is_import else None)
+    wanted = dict.fromkeys([*_NEEDED, *(name for name in optional if name in names)])
+    table = read_table(path, list(wanted), encoded=["code"])
+    return events_of_table(table, path, log, time_zone=time_zone, encounter_column=encounter_column)
 
 
 def events_of_table(
@@ -158,7 +164,7 @@ def events_of_table(
     path: Path,
     log: Counter[str],
     *,
-    dialect: DialectConfig,
+    time_zone: str | None = None,
     encounter_column: str | None = None,
 ) -> Events:
     """The events of rows that are in memory; `path` names them in messages. See `read_events`."""
@@ -167,14 +173,14 @@ def events_of_table(
         encounter = None if encounter_column is None else small
         return Events(none, none, small, (), np.zeros(0, np.float32), encounter)
     names = table.column_names
-    subject_id = subject_ids(table[dialect.subject_id], path)
-    code, codes = _codes(table[dialect.code], path)
+    subject_id = subject_ids(table["subject_id"], path)
+    code, codes = _codes(table["code"], path)
     value = np.full(len(table), np.nan, dtype=np.float32)
-    if dialect.numeric_value in names:
-        value = _values(table[dialect.numeric_value], path, log)
-    time_us = _times(table[dialect.time], path, log, dialect)
+    if "numeric_value" in names:
+        value = _values(table["numeric_value"], path, log)
+    time_us = _times(table["time"], path, log, time_zone)
     if DATE_ONLY in names:
-        is_birth = are_named(codes, (BIRTH, *dialect.birth))[code]
+        is_birth = are_named(codes, (BIRTH, *BIRTH_NAMES))[code]
         time_us = _end_of_dates(time_us, table[DATE_ONLY], is_birth, path)
     encounter = None
     if encounter_column is not None:
@@ -223,29 +229,28 @@ def columns_of(path: Path) -> list[str]:
     return names
 
 
-def read_subjects(path: Path, *, dialect: DialectConfig) -> Ints:
+def read_subjects(path: Path) -> Ints:
     """(n,) the subject of each row of one shard.
 
     Raises:
         EhrseqError: The file is damaged, it has no column of subjects, or a row's is no whole number.
     """
     names = columns_of(path)
-    if dialect.subject_id not in names:
-        raise _missing("subject_id", dialect.subject_id, names, path)
-    column = read_table(path, [dialect.subject_id])[dialect.subject_id]
+    if "subject_id" not in names:
+        raise _missing("subject_id", names, path)
+    column = read_table(path, ["subject_id"])["subject_id"]
     if not len(column):  # an empty shard may have untyped columns
         return np.zeros(0, np.int64)
     return np.asarray(subject_ids(column, path).to_numpy(), dtype=np.int64)
 
 
-def _missing(part: str, name: str, names: Sequence[str], path: Path) -> EhrseqError:
-    likely = [other for other in names if _LIKELY[part] in other.lower()]
+def _missing(name: str, names: Sequence[str], path: Path) -> EhrseqError:
+    likely = [other for other in names if _LIKELY[name] in other.lower()]
     likely = likely if looks_like_header(names) else []
     return EhrseqError(
         f"has no column {name!r}",
         where=str(path),
-        fix=f"MEDS needs subject_id, time and code; if it has another name here, set dialect.{part}"
-        + (f"={likely[0]}" if likely else ""),
+        fix=f"MEDS needs subject_id, time and code: rename {likely[0] if likely else 'the column'}",
     )
 
 
@@ -275,7 +280,7 @@ def subject_ids(column: pa.ChunkedArray, path: Path) -> pa.ChunkedArray:
         ) from error
 
 
-def _times(column: pa.ChunkedArray, path: Path, log: Counter[str], dialect: DialectConfig) -> Ints:
+def _times(column: pa.ChunkedArray, path: Path, log: Counter[str], time_zone: str | None) -> Ints:
     """(n,) int64 microseconds since 1970 on the local clock; `STATIC` where the time is missing."""
     kind = column.type
     if pa.types.is_null(kind):
@@ -288,11 +293,11 @@ def _times(column: pa.ChunkedArray, path: Path, log: Counter[str], dialect: Dial
             fix="convert it to timestamp[us] without a time zone",
         )
     zone = kind.tz if is_stamp else None
-    if zone is not None and dialect.time_zone is None:
+    if zone is not None and time_zone is None:
         raise EhrseqError(
             f"column 'time' has a time zone ({kind})",
             where=str(path),
-            fix="name the zone of the hospital's clock, as in dialect.time_zone=Europe/Berlin",
+            fix="name the zone of the hospital's clock, as in data.time_zone=Europe/Berlin",
         )
     whole = column.cast(pa.int32()) if pa.types.is_date32(kind) else column
     whole = whole.cast(pa.int64())
@@ -307,7 +312,7 @@ def _times(column: pa.ChunkedArray, path: Path, log: Counter[str], dialect: Dial
         time = np.clip(ticks, -limit, limit) * _TICK_US[unit]
     given = len(column) - column.null_count
     if zone is not None:
-        time = _local(time, dialect.time_zone or "UTC", path)
+        time = _local(time, time_zone or "UTC", path)
         log["time_zone"] += given
     if unit != "us":
         log["time_unit"] += given

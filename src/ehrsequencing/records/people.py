@@ -18,9 +18,8 @@ from ehrsequencing.records.account import (
     TrainingPeople,
 )
 from ehrsequencing.records.codes import CodeMatcher
-from ehrsequencing.records.encoding import MAX_AGE_YEARS
+from ehrsequencing.records.encoding import MAX_AGE_YEARS, Moment
 from ehrsequencing.records.events import DAY_US, STATIC, Events
-from ehrsequencing.records.moment import Moment
 from ehrsequencing.records.scales import Sample, fit_scale
 from ehrsequencing.records.survey import CodeCounts
 from ehrsequencing.records.timelines import TaskRows, Timelines
@@ -246,10 +245,7 @@ class People(CodeCounts):
 
     def _judge(self, events: Events, code: Ints32, who: Ints, value: Floats32) -> None:
         """Count numbers, and those outside the usual; a person's numbers of a code weigh 1 together."""
-        is_own = self.vocabulary.keeps_number(events.codes)[code]
-        rank = self.vocabulary.ranks(
-            self.vocabulary.ids(events.codes)[code], np.where(is_own, value, np.nan)
-        )
+        rank = self.vocabulary.ranks(self.vocabulary.ids(events.codes)[code], value)
         rows = np.flatnonzero(~np.isnan(rank))
         n = int(who.max(initial=0)) + 1
         pair = code[rows].astype(np.int64) * n + who[rows]

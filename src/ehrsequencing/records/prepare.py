@@ -48,20 +48,22 @@ from ehrsequencing.records.meds import (
     read_card,
     simulation_faults,
 )
-from ehrsequencing.records.numbers import number_warnings
 from ehrsequencing.records.outcomes import choose_outcomes
-from ehrsequencing.records.parallel import PROCESSES, call_in_order, count_rows, joblib_backend
 from ehrsequencing.records.people import PEOPLE, measures_to_keep
-from ehrsequencing.records.prepared import SECTIONS, Prepared
-from ehrsequencing.records.reference import write_reference
+from ehrsequencing.records.prepared import SECTIONS, Prepared, write_reference
+from ehrsequencing.records.scales import number_warnings
 from ehrsequencing.records.shards import (
     CODES,
     KEPT,
     OUTCOMES,
+    PROCESSES,
     RANGE_ROWS,
     EncodedShard,
     FirstPass,
     ShardWork,
+    call_in_order,
+    count_rows,
+    joblib_backend,
 )
 from ehrsequencing.records.splits import (
     require_room,

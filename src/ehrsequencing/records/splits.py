@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ehrsequencing.config import DialectConfig, SplitsConfig, StudyConfig, TaskConfig, format_days
+from ehrsequencing.config import SplitsConfig, StudyConfig, TaskConfig, format_days
 from ehrsequencing.core.arrays import Bools, Ints, hash_u64
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.codes import CodeMatcher
@@ -169,17 +169,16 @@ def split_lookup(
     Raises:
         EhrseqError: The records lack what the rule needs.
     """
-    dialect = study.data.dialect or DialectConfig()
     assigned = None
     match split_source(data, study.splits):
         case "file":
             assigned = _from_file(data / _FILE)
         case "folders":
-            assigned = _by_folder(data, dialect)
+            assigned = _by_folder(data)
         case "date":
             assigned = _by_date(data, study=study, tasks=tasks, excluded=excluded, parents=parents)
         case "site":
-            assigned = _by_site(data, study.splits, dialect)
+            assigned = _by_site(data, study.splits)
     return SplitLookup(study.splits, assigned, data / _FILE)
 
 
@@ -239,10 +238,10 @@ def _folder(path: Path, data: Path) -> str:
     return path.relative_to(data / "data").parts[0].removesuffix(".parquet")
 
 
-def _by_folder(data: Path, dialect: DialectConfig) -> Assigned:
+def _by_folder(data: Path) -> Assigned:
     """MEDS' convention: the shards of `data/train/`, `data/tuning/` and `data/held_out/` are those splits."""
     shards = find_shards(data)
-    rows = [read_subjects(path, dialect=dialect) for path in shards]
+    rows = [read_subjects(path) for path in shards]
     ids = [np.unique(row[opens_run(row)]) for row in rows]  # few runs are left to sort
     refuse_scattered(ids, shards)
     split = [SPLITS.index(_folder(path, data)) for path in shards]
@@ -278,12 +277,12 @@ def _by_date(
     return _assigned(ids, is_late, study.splits)
 
 
-def _by_site(data: Path, settings: SplitsConfig, dialect: DialectConfig) -> Assigned:
+def _by_site(data: Path, settings: SplitsConfig) -> Assigned:
     """Held out: subjects with any row at one of `splits.held_out_sites`, so that none of them is trained on."""
     column, sites = settings.column or "", set(settings.held_out_sites or ())
     ids, is_there, seen = [], [], set[str]()
     for path in find_shards(data):
-        row_subject = read_subjects(path, dialect=dialect)
+        row_subject = read_subjects(path)
         if column not in columns_of(path):
             raise EhrseqError(
                 f"has no column {column!r}", where=str(path), fix="name the site's in splits.column"
@@ -311,12 +310,12 @@ def _by_site(data: Path, settings: SplitsConfig, dialect: DialectConfig) -> Assi
     return _assigned(ids, is_there, settings)
 
 
-def sites_of(data: Path, settings: SplitsConfig, dialect: DialectConfig) -> dict[str, int]:
+def sites_of(data: Path, settings: SplitsConfig) -> dict[str, int]:
     """How many subjects have a row at each site, by name; many come first."""
     pairs = set[tuple[str, int]]()
     for path in find_shards(data):
         cells = read_table(path, [settings.column or ""]).column(0).cast(pa.string()).to_pylist()
-        pairs |= set(zip(cells, read_subjects(path, dialect=dialect).tolist(), strict=True))
+        pairs |= set(zip(cells, read_subjects(path).tolist(), strict=True))
     people = Counter(site for site, _ in pairs if site is not None)
     return dict(people.most_common())
 

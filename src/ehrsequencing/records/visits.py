@@ -4,24 +4,27 @@ Only events that make a token count. A visit's `start` and `end` are its first a
 in it is known at `end`, and nothing later.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ehrsequencing.config import VisitsConfig
+from ehrsequencing.config import StudyConfig, TaskConfig, VisitsConfig
 from ehrsequencing.core.arrays import Bools, Ints, Ints32
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.events import (
     BIRTH,
     DAY_US,
     NEVER,
+    SECOND_US,
     STATIC,
     Events,
     first_time,
     number_runs,
     opens_run,
 )
-from ehrsequencing.records.same_day import with_dates_last
 
 
 @dataclass(frozen=True)
@@ -198,7 +201,7 @@ class Record:
     birth_us: Ints  # (S,) int64, `STATIC` where unknown
     visits: Visits  # which events make which visits
     excluded: Bools  # (n,) events that make no token
-    hidden: Bools | None = None  # (n,) events that are none to a task: see `episodes.py`
+    hidden: Bools | None = None  # (n,) events that are none to a task: see `deaths.py`
 
 
 def make_record(events: Events, *, excluded: CodeMatcher, settings: VisitsConfig) -> Record:
@@ -210,3 +213,56 @@ def make_record(events: Events, *, excluded: CodeMatcher, settings: VisitsConfig
     visits = group_visits(events, subject, ~skip & (events.time_us != STATIC), settings=settings)
     birth_us = first_time(events, events.is_code(BIRTH), subject, len(subject_id))
     return Record(events, subject_id, subject, birth_us, visits, skip)
+
+
+# ---- rows that are dated by the day, beside an index whose hour is known ----
+# A time of 00:00:00, or the last second of a day, where imports put such rows, counts as a date.
+def is_dated(time_us: Ints) -> Bools:
+    """(n,) whether a time is a date, as far as it can be told."""
+    real = (time_us != STATIC) & (time_us != NEVER)
+    return np.asarray(real & np.isin(time_us % DAY_US, (0, DAY_US - SECOND_US)))
+
+
+def is_undecided(event_us: Ints, moment_us: Ints) -> Bools:
+    """(n,) whether an event is dated by the day of an index with a clock."""
+    same = (event_us // DAY_US == moment_us // DAY_US) & (event_us != NEVER)
+    return np.asarray(same & is_dated(event_us) & ~is_dated(moment_us))
+
+
+def counted_from(event_us: Ints, rule: str | None) -> Ints:
+    """From when on an event is history: with `before` a dated one from the start of its day."""
+    if rule != "before":
+        return event_us
+    return np.where(is_dated(event_us), event_us // DAY_US * DAY_US, event_us)
+
+
+def index_of(moment_us: Ints, rule: str | None) -> Ints:
+    """The index: with `exclude` the end of its day, so that nobody's first day counts."""
+    return moment_us // DAY_US * DAY_US + DAY_US - 1 if rule == "exclude" else moment_us
+
+
+def study_of_days(study: StudyConfig, tasks: Sequence[TaskConfig]) -> StudyConfig:
+    """The study with dates at the end of their day, where the tasks say that what is dated comes after an index.
+
+    Raises:
+        EhrseqError: One task says so, and another does not: they share visits.
+    """
+    rules = {task.same_day == "after" for task in tasks}
+    if len(rules) > 1:
+        raise EhrseqError(
+            "same_day: after of one task moves the dates of all records to the end of their day",
+            where=", ".join(task.name for task in tasks),
+            fix="prepare tasks with and without it apart",
+        )
+    if True not in rules:
+        return study
+    return study.model_copy(update={"visits": study.visits.model_copy(update={"dates": "last"})})
+
+
+def with_dates_last(events: Events) -> Events:
+    """The same with every midnight at the end of its day, but births: nothing dated is known before."""
+    moved: NDArray[np.bool_] = (events.time_us % DAY_US == 0) & (events.time_us != STATIC)
+    moved &= ~events.is_code(BIRTH)
+    time_us = events.time_us + moved * (DAY_US - SECOND_US)
+    order = np.lexsort((time_us, events.subject_id))
+    return replace(events, time_us=time_us).take(order)

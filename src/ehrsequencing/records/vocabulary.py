@@ -6,8 +6,6 @@ code may be called `[PAD]` or `LAST//LAB//X`. A code with numbers also gets a *s
 standard deviation. Queries carry summaries of the past as tokens of their own (`LAST//`, `MEAN//` …) with scales.
 """
 
-import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +21,7 @@ from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints, Ints32, has
 from ehrsequencing.core.elsewhere import Hinted
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, read_json, write_bytes, write_json
+from ehrsequencing.core.outputs import of_another_version
 from ehrsequencing.records.codes import code_type
 from ehrsequencing.records.events import OfCodes
 from ehrsequencing.records.scales import KNOTS
@@ -61,9 +60,6 @@ class Vocabulary(Hinted):
     mean: Floats  # (n,) float64
     sd: Floats  # (n,) float64, 1 for constant values
     settings: ValuesConfig  # how values become tokens
-    # `hashed_code` of a rare code → the token of the ancestor that replaces it. Hashes, since a roll-up is saved with
-    # every model and must not reveal a code that only one patient has; whoever has the code can look it up.
-    rollup: Mapping[str, str] = field(default_factory=dict)
     # (C,) share of the training people who have each code, rounded down; empty in runs that did not count it
     share: Floats = field(default_factory=lambda: np.zeros(0))
 
@@ -169,11 +165,10 @@ class Vocabulary(Hinted):
             hash_u64(a.view(np.uint64)).sum().item()
             for a in (self.knots.ravel(), self.mean, self.sd)
         ]
-        rollup = [self.rollup] if self.rollup else []
         numeric = np.flatnonzero(self.has_numbers).tolist()
         settings, new = self.settings.model_dump(), ValuesConfig().model_dump(include=SINCE_2_0)
         settings = {k: v for k, v in settings.items() if k not in new or v != new[k]}
-        return digest([self.kinds, self.codes, numeric, arrays, settings, *rollup])
+        return digest([self.kinds, self.codes, numeric, arrays, settings])
 
     @cached_property
     def code_types(self) -> Ints:
@@ -192,7 +187,7 @@ class Vocabulary(Hinted):
         return ids < self.n_unknown
 
     def ids(self, codes: tuple[str, ...]) -> Ints32:
-        """Token id of each code: its own, that of what it is rolled up to, or its type's unknown token."""
+        """Token id of each code: its own, or its type's unknown token."""
         return self._ids_of(codes)
 
     @cached_property
@@ -201,7 +196,7 @@ class Vocabulary(Hinted):
         unknown = {kind: 2 + place for place, kind in enumerate(self.kinds)}
 
         def find(code: str) -> int:
-            own = self.index.get(self.rolled_up(code) or code)
+            own = self.index.get(code)
             return unknown.get(code_type(code), 1) if own is None else own
 
         def ids(codes: tuple[str, ...]) -> Ints32:
@@ -213,14 +208,6 @@ class Vocabulary(Hinted):
     def forget(self) -> None:
         """Drop what is remembered of codes met so far: a server keeps nothing of a request."""
         vars(self).pop("_ids_of", None)
-
-    def keeps_number(self, codes: tuple[str, ...]) -> Bools:
-        """(C,) False for codes that are rolled up: their number means nothing on their ancestor's scale."""
-        return np.array([self.rolled_up(code) is None for code in codes], dtype=bool)
-
-    def rolled_up(self, code: str) -> str | None:
-        """The token of an ancestor that replaces a code."""
-        return self.rollup.get(hashed_code(code)) if self.rollup else None
 
     @cached_property
     def summary_tokens(self) -> Ints32:
@@ -291,8 +278,7 @@ class Vocabulary(Hinted):
     def save(self, folder: Path) -> None:
         """Write `vocabulary.json` and `vocabulary.safetensors`."""
         text = {"values": self.settings.model_dump(), "kinds": self.kinds, "tokens": self.tokens}
-        rollup = {"rollup": dict(self.rollup)} if self.rollup else {}
-        write_json(folder / "vocabulary.json", {**text, **rollup})
+        write_json(folder / "vocabulary.json", text)
         arrays: dict[str, NDArray[np.generic]] = {
             "has_numbers": self.has_numbers,
             "knots": self.knots,
@@ -306,6 +292,8 @@ class Vocabulary(Hinted):
     def load(cls, folder: Path) -> "Vocabulary":
         """Read what `save` wrote."""
         text = read_json(folder / "vocabulary.json")
+        if isinstance(text, dict) and text.get("rollup"):
+            raise of_another_version("2.0 with vocabulary.rollup=on", folder / "vocabulary.json")
         try:
             arrays, kinds = load_file(folder / "vocabulary.safetensors"), tuple(text["kinds"])
             first = 2 + len(kinds)
@@ -317,7 +305,6 @@ class Vocabulary(Hinted):
                 mean=arrays["mean"],
                 sd=arrays["sd"],
                 settings=ValuesConfig.model_validate(text["values"]),
-                rollup={str(key): str(token) for key, token in text.get("rollup", {}).items()},
                 share=arrays.get("share", np.zeros(0)),
             )
             if vocabulary.tokens != tuple(text["tokens"]):
@@ -327,11 +314,6 @@ class Vocabulary(Hinted):
                 "is damaged", where=str(folder / "vocabulary"), fix="make the folder again"
             ) from error
         return vocabulary
-
-
-def hashed_code(code: str) -> str:
-    """The name under which a roll-up keeps a code."""
-    return hashlib.sha256(code.encode()).hexdigest()[:24]
 
 
 class _Ranks:

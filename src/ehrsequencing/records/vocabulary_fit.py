@@ -4,9 +4,8 @@ At least `vocabulary.min_subjects` training subjects have each thing in it: a co
 unknown token; numbers of a code, for its scale, bins and summaries (`scales.py`).
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import cache
-from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +13,6 @@ from numpy.typing import NDArray
 from ehrsequencing.config import ValuesConfig, VocabularyConfig
 from ehrsequencing.core.arrays import Bools, Ints, hash_u64
 from ehrsequencing.core.disclosure import nearest, shareable_count
-from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.account import PeopleCounts, Rounded
 from ehrsequencing.records.codes import code_type
 from ehrsequencing.records.events import (
@@ -27,7 +25,7 @@ from ehrsequencing.records.events import (
     pieces,
 )
 from ehrsequencing.records.scales import KNOTS, Sample, Scale, Values, fit_scale
-from ehrsequencing.records.vocabulary import Vocabulary, hashed_code
+from ehrsequencing.records.vocabulary import Vocabulary
 
 # about so many rows are added to a fit at once: they fit the processor's cache
 _PIECE_ROWS = 1 << 17
@@ -41,10 +39,6 @@ class VocabularyFit:
         settings: Which codes get a token.
         values: What values become.
         excluded: Codes that make no token (birth, death, censoring, ignored).
-        parents: Parents of each code, for `vocabulary.rollup`.
-
-    Raises:
-        EhrseqError: A roll-up is asked for, and there are no parents.
     """
 
     def __init__(
@@ -53,18 +47,8 @@ class VocabularyFit:
         values: ValuesConfig,
         *,
         excluded: Callable[[str], bool],
-        parents: Mapping[str, list[str]] | None = None,
     ) -> None:
         self.settings, self.value_settings, self.excluded = settings, values, excluded
-        self.parents = parents or {}
-        if settings.rollup != "off" and not any(self.parents.values()):
-            raise EhrseqError(
-                "the data set names no parents of codes",
-                where="vocabulary.rollup",
-                fix="write parent_codes in metadata/codes.parquet, or set vocabulary.rollup=off",
-            )
-        # for a roll-up: training subjects per code, some of them where there are many
-        self.carriers: dict[int, set[int]] = {}
         self.number: dict[str, int] = {}  # every code of the data set → a number
         self.people = 0  # training subjects
         self.subjects = np.zeros(0, np.int64)  # training subjects per code
@@ -110,11 +94,6 @@ class VocabularyFit:
         self.subjects += np.bincount(code[first], minlength=len(self.number))
         self.rows += np.bincount(code, minlength=len(self.number))
         self._update_kinds(code.take(first), subject.take(rows.take(first)))
-        if self.settings.rollup == "on":  # at most `min_subjects` a code
-            some, carrier = code[first], events.subject_id[rows[first]]
-            few = np.arange(len(some)) - np.searchsorted(some, some) < self.settings.min_subjects
-            for number, one in zip(some[few].tolist(), carrier[few].tolist(), strict=True):
-                self.carriers.setdefault(number, set()).add(one)
         if self.value_settings.mode == "none":
             return
         valued = np.flatnonzero(~np.isnan(events.value.take(rows)))
@@ -192,8 +171,6 @@ class VocabularyFit:
         for sample, its in zip(self._samples, other._samples, strict=True):
             key, hashed, value, owner = its.rows()
             sample.add(numbers[key], hashed, value, owner)
-        for number, who in other.carriers.items():
-            self.carriers.setdefault(int(numbers[number]), set()).update(who)
 
     def common_codes(self) -> list[str]:
         """Codes that enough training subjects have to be named in messages."""
@@ -201,29 +178,22 @@ class VocabularyFit:
 
     def finish(self) -> Vocabulary:
         """Fit: choose tokens in the order of their names, and a scale for every code with numbers of enough people."""
-        enough, rollup = self.settings.min_subjects, dict[str, str]()
-        if self.settings.rollup == "on":
-            named = self.number.items()
-            carriers = {c: self.carriers.get(n, set()) for c, n in named if not self.excluded(c)}
-            rollup = fit_rollup(
-                carriers, parents=self.parents, enough=enough, excluded=self.excluded
-            )
-        frequent = {c for c in self.common_codes() if not self.excluded(c)}
-        codes = tuple(sorted(frequent.union(rollup.values())))
+        enough = self.settings.min_subjects
+        codes = tuple(sorted(c for c in self.common_codes() if not self.excluded(c)))
         kinds = {kind for kind, n in self.kinds.items() if self.kind_subjects[n] >= enough}
         values, gaps, counts = (sample.by_key() for sample in self._samples)
         since, count = _or_pooled(gaps, enough), _or_pooled(counts, enough)
         scales: list[Scale] = []
         has_numbers = np.zeros(len(codes), dtype=bool)
         for place, code in enumerate(codes):
-            number = self.number.get(code, -1)  # an ancestor need not be in the data
+            number = self.number[code]
             own = fit_scale(*values.of(number), enough=enough)
             if own is not None:
                 has_numbers[place] = True
                 scales.append(own)
                 if self.value_settings.carry:
                     scales += [since(number), count(number)]
-        carriers_of = [self.subjects[self.number[c]] if c in self.number else 0 for c in codes]
+        carriers_of = [self.subjects[self.number[c]] for c in codes]
         # tenths, of fewer than 50 people halves: no count of a few people can be read off
         parts = 10 if self.people >= 50 else 2
         return Vocabulary(
@@ -234,7 +204,6 @@ class VocabularyFit:
             mean=np.array([s.mean for s in scales]),
             sd=np.array([s.sd for s in scales]),
             settings=self.value_settings,
-            rollup={hashed_code(code): rollup[code] for code in sorted(rollup, key=hashed_code)},
             share=np.array(carriers_of, dtype=np.int64) * parts // max(self.people, 1) / parts,
         )
 
@@ -245,7 +214,7 @@ class VocabularyFit:
         return {"people": shareable_count(self.people), "codes": kept}
 
     def known_share(self, vocabulary: Vocabulary) -> float | None:
-        """Share of the training subjects' rows that have a token of their own, or an ancestor's; None without rows."""
+        """Share of the training subjects' rows that have a token of their own; None without rows."""
         codes = tuple(self.number)
         counted = np.where([self.excluded(c) for c in codes], 0, self.rows)
         known = ~vocabulary.is_unknown(vocabulary.ids(codes))
@@ -273,88 +242,3 @@ def _or_pooled(values: Values, enough: int) -> Callable[[int], Scale]:
 
 def _longer(counts: Ints, n: int) -> Ints:
     return np.append(counts, np.zeros(n - len(counts), np.int64))
-
-
-Parents = Mapping[str, list[str]]
-
-
-def fit_rollup(
-    carriers: Mapping[str, set[int]],
-    *,
-    parents: Parents,
-    enough: int,
-    excluded: Callable[[str], bool],
-) -> dict[str, str]:
-    """What every rare code of the ontology becomes: its nearest frequent ancestor.
-
-    From the leaves up, each node counts the training subjects of its own code and of the rare codes that were moved up
-    to it. With `enough` of them it becomes a token, else all its codes move on to the next ancestor.
-
-    Args:
-        carriers: Training subjects of each code of the data ; not all of them where there are many.
-        parents: Parents of each code.
-        enough: Training subjects that a token must have.
-        excluded: Codes that make no token, and so no ancestor.
-
-    Returns:
-        Code → token.
-    """
-    chains = {
-        code: ancestors(code, parents, excluded=excluded) for code in parents if not excluded(code)
-    }
-    stays = {code for code, who in carriers.items() if len(who) >= enough}
-    at: dict[str, list[str]] = {}
-    for code, who in carriers.items():
-        if who and code in chains and code not in stays:
-            at.setdefault(code, []).append(code)
-    height, rejected = _heights(parents), set[str]()
-    nodes = {node for code in list(at) for node in (code, *chains[code])}
-    for node in sorted(nodes, key=lambda node: (height.get(node, 0), node)):
-        climbers = at.pop(node, [])
-        if node in stays:
-            continue
-        if len(set().union(*(carriers[code] for code in climbers))) >= enough:
-            stays.add(node)
-            continue
-        rejected.add(node)
-        for code in climbers:
-            target = next((up for up in chains[code] if up not in rejected), None)
-            if target is not None:
-                at.setdefault(target, []).append(code)
-    rollup = {}
-    for code, line in chains.items():
-        target = next((up for up in line if up in stays), None)
-        if code not in stays and target is not None:
-            rollup[code] = target
-    return rollup
-
-
-def ancestors(
-    code: str, parents: Parents, *, excluded: Callable[[str], bool] = lambda _: False
-) -> list[str]:
-    """Ancestors of a code, the nearest first, by name where they are equally near; cycles do no harm.
-
-    >>> ancestors("a", {"a": ["c", "b"], "b": ["d"], "d": ["a"]})
-    ['b', 'c', 'd']
-    """
-    above, near, seen = [], [code], {code}
-    while near:
-        near = sorted({up for here in near for up in parents.get(here, ())} - seen)
-        seen.update(near)
-        above += near
-    return [up for up in above if not excluded(up)]
-
-
-def _heights(parents: Parents) -> dict[str, int]:
-    """Longest way down from each node to a leaf; nodes of a cycle, which have none, are above all others."""
-    below: dict[str, set[str]] = {node: set() for node in chain(parents, *parents.values())}
-    for code, ups in parents.items():
-        for up in ups:
-            below[up].add(code)
-    height: dict[str, int] = {}
-    ready, level = {node for node, under in below.items() if not under}, 0
-    while ready:
-        height.update(dict.fromkeys(ready, level))
-        above = {up for node in ready for up in parents.get(node, ())} - height.keys()
-        ready, level = {up for up in above if below[up] <= height.keys()}, level + 1
-    return dict.fromkeys(below, len(below)) | height

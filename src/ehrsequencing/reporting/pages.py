@@ -37,12 +37,7 @@ def rendered_page(*, searchable: bool = False, **content: Any) -> str:
 
 # ------------------------------------------------------------------------------------------------------- pretraining
 
-TOP_K = 10  # of the recall that the answer is about
 LEARNED = "The pretrained model foresees codes better than a list of the most frequent ones"
-_GUESSED = {
-    "masked_codes": "codes taken from a visit",
-    "time_to_code": "codes recorded next",
-}
 
 
 def pretraining_answer(results: dict[str, Any]) -> list[str]:
@@ -51,36 +46,30 @@ def pretraining_answer(results: dict[str, Any]) -> list[str]:
     It was where the interval of one objective's gain over frequencies lies above zero.
 
     Args:
-        results: The content of `pretraining.json`; without `gains` nothing is concluded.
+        results: The content of `pretraining.json`; without a gain nothing is concluded.
     """
-    measured = {name: one for name, one in results["objectives"].items() if one.get("gains")}
+    measured = {
+        name: one for name, one in results["objectives"].items() if one["gain"]["value"] is not None
+    }
     if not measured:
         return ["Too few tuning subjects to say whether pretraining learned anything."]
-    gains = {name: one["gains"][f"recall@{TOP_K}"] for name, one in measured.items()}
-    learned = [name for name, gain in gains.items() if gain["low"] is not None and gain["low"] > 0]
+    learned = [name for name, one in measured.items() if (one["gain"]["low"] or 0) > 0]
     headline = "Pretraining learned nothing beyond how frequent each code is."
     if learned:
         where = f" in one of two exercises, {' and '.join(learned)}"
         headline = LEARNED + ("" if len(learned) == len(measured) else where) + "."
-    return [headline, *(_part(name, measured[name], gains[name]) for name in measured)]
+    parts = []
+    for name, one in measured.items():
+        value, low, high = (one["gain"][end] for end in ("value", "low", "high"))
+        gain = with_interval(value, low, high, "+.3f")
+        parts.append(
+            f"{name}: a loss of {one['loss']:.3f} nats, and {one['frequency_loss']:.3f} by the codes' frequencies"
+            f" alone: a gain of {gain}."
+        )
+    return [headline, *parts]
 
 
-def _part(name: str, measured: dict[str, Any], gain: dict[str, Any]) -> str:
-    """One objective: what it guesses, how often, and how often frequencies do."""
-    measures, measure = measured["measures"], f"recall@{TOP_K}"
-    ours, frequency = (f"{measures[f'{who} {measure}']:.0%}" for who in GUESSERS)
-    value, low, high = (
-        None if one is None else 100 * one for one in (gain["value"], gain["low"], gain["high"])
-    )
-    points = with_interval(value, low, high, "+.1f")
-    return (
-        f"{name}: {ours} of the {_GUESSED.get(name, 'codes')} are among its first {TOP_K} guesses, and {frequency} are"
-        f" among the {TOP_K} most frequent codes: a gain of {points} percentage points."
-    )
-
-
-GUESSERS = {"model": "model", "frequency": "most frequent first"}  # in words
-TOP = (1, 5, 10)
+_LOSSES = {"loss": "Model", "frequency_loss": "Frequencies of training"}
 OPTIMISTIC = "tuning subjects also chose the epoch, so that the numbers are slightly optimistic"
 
 
@@ -129,29 +118,12 @@ def transfer_advice(started_from: Origin | None) -> str | None:
 
 def render_pretraining(results: dict[str, Any]) -> str:
     """The page of `pretraining.json` as a string of HTML, without a script."""
-    (headline, *parts), tables = pretraining_answer(results), list[Table]()
-    for name, result in results["objectives"].items():
-        measures = result["measures"]
-        losses = [
-            (
-                what,
-                *(
-                    f"{measures[key]:.3f}" if key in measures else "–"
-                    for key in (what, f"frequency {what}")
-                ),
-            )
-            for what in measures
-            if what.endswith("loss") and not what.startswith("frequency")
-        ]
-        heads = ("Loss, nats", "Model", "Frequencies of training")
-        tables.append((str(name), heads, [*losses]))
-        if f"model recall@{TOP[0]}" in measures:
-            columns = ("Share of target codes among", *(f"the first {k}" for k in TOP))
-            rows = [
-                (GUESSERS[w], *(f"{measures[f'{w} recall@{k}']:.3f}" for k in TOP))
-                for w in GUESSERS
-            ]
-            tables.append((f"{name}: recall", columns, rows))
+    headline, *parts = pretraining_answer(results)
+    rows = [
+        (str(name), *("–" if one[key] is None else f"{one[key]:.3f}" for key in _LOSSES))
+        for name, one in results["objectives"].items()
+    ]
+    tables: list[Table] = [("Losses", ("Nats a target", *_LOSSES.values()), rows)]
     left_out = f"; {results['left_out']:,} are none" if results["left_out"] else ""
     notes = [
         OPTIMISTIC[0].upper()

@@ -208,7 +208,8 @@ def _metric_cell(row: Row | None, chance: float | None) -> Cell:
 
 # ------------------------------------------------------------------------------------------------- the answer in words
 
-_RANKS = ((0.6, "poor"), (0.7, "moderate"), (0.8, "good"))
+USEFUL = 0.7  # a C from which a ranking is called good
+_RANKS = ((0.6, "poor"), (USEFUL, "moderate"), (0.8, "good"))
 NO_EFFECT = 0.005  # a share of the prediction error that prints as 0%
 
 
@@ -216,12 +217,12 @@ def cause_verdict(table: Scores, cause: str, shown: Shown) -> Case:
     """What may be said of one cause at the main landmark and horizon.
 
     Returns:
-        `rank` is `too few` (nothing can be concluded), `undefined`, `worse than chance`, `chance`, `poor` (C below
-        .6), `moderate` (below .7), `good` (below .8) or `very good`; `risks` is `agree`, `too low`, `too high`,
-        `off` (right on the whole, and yet miscalibrated: `misfits` says by what), `near` (the interval excludes 1,
-        O/E is within .9 and 1.1) or `unknown`; `rival_oe` is the strongest baseline's O/E where it is as far off;
-        `error` is `smaller`, `same`, `larger` or `unknown`, beside giving everyone the average risk. `state` is `fails`
-        (not to be used for this cause), `mixed` or `holds`.
+        `rank` is `too few` (nothing can be concluded), `undefined`, `worse than chance`, `chance`, `unclear` (the
+        interval holds both .5 and .7), `poor` (C below .6), `moderate` (below .7), `good` (below .8) or `very good`;
+        `risks` is `agree`, `too low`, `too high`, `off` (right on the whole, and yet miscalibrated: `misfits` says by
+        what), `near` (the interval excludes 1, O/E is within .9 and 1.1) or `unknown`; `rival_oe` is the strongest
+        baseline's O/E where it is as far off; `error` is `smaller`, `same`, `larger` or `unknown`, beside giving
+        everyone the average risk. `state` is `fails` (not to be used for this cause), `mixed` or `holds`.
     """
     landmark, horizon = table.main()
     rows = {
@@ -243,7 +244,7 @@ def cause_verdict(table: Scores, cause: str, shown: Shown) -> Case:
     case["rival_oe"] = theirs if risks.startswith("too") and _as_far(rows["oe"], theirs) else None
     poor = rank in ("too few", "undefined", "worse than chance", "chance", "poor")
     fails = poor or risks.startswith("too") or error == "larger"
-    mixed = error == "same" or bool(case["misfits"])
+    mixed = error == "same" or rank == "unclear" or bool(case["misfits"])
     state = "fails" if fails else "mixed" if mixed else "holds"
     words = {"rank": rank, "risks": risks, "error": error, "rival": rival, "state": state}
     return case | words
@@ -285,7 +286,7 @@ def _rank(row: Row) -> str:
     if high is not None and high < 0.5:
         return "worse than chance"
     if low is not None and low <= 0.5:
-        return "chance"
+        return "chance" if high is None or high < USEFUL else "unclear"
     return next((name for limit, name in _RANKS if row["value"] < limit), "very good")
 
 

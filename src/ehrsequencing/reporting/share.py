@@ -51,7 +51,7 @@ from ehrsequencing.prediction.run import UPDATE, Run, saved_audit
 from ehrsequencing.records.attrition import from_index
 from ehrsequencing.records.outcomes import OUTCOMES_FILE
 from ehrsequencing.records.people import PEOPLE
-from ehrsequencing.records.reference import REFERENCE
+from ehrsequencing.records.prepared import REFERENCE
 from ehrsequencing.reporting.wording import environment
 from ehrsequencing.results.redaction import redact_people
 from ehrsequencing.results.result_types import Shared, place_of

@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ehrsequencing.config import DAYS_PER_YEAR
 from ehrsequencing.metrics.registry import METRICS
-from ehrsequencing.records.sample_size import needed_events
+from ehrsequencing.records.check import needed_events
 
 MINUS = "\N{MINUS SIGN}"
 Show = str | Callable[[float], str]  # how a number is printed: a format, or a function

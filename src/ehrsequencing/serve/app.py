@@ -23,7 +23,7 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.version import __version__
 from ehrsequencing.prediction.reference import check_reference
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.records.moment import Moment
+from ehrsequencing.records.encoding import Moment
 from ehrsequencing.serve import cds_hooks, pages
 from ehrsequencing.serve.predictor import Predictor, table_of
 from ehrsequencing.serve.schemas import (

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from ehrsequencing.config import DialectConfig
 from ehrsequencing.core.arrays import Floats32
 from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.core.errors import EhrseqError
@@ -137,12 +136,10 @@ class Predictor:
                 fix="leave out rows that the model does not read",
             )
         subject = pa.array(np.zeros(len(rows), dtype=np.int64))
-        table, dialect = rows.append_column("subject_id", subject), DialectConfig()
-        events = events_of_table(
-            table, REQUEST, log, dialect=dialect, encounter_column=self.encounter_column
-        )
+        table = rows.append_column("subject_id", subject)
+        events = events_of_table(table, REQUEST, log, encounter_column=self.encounter_column)
         values = self.run.study.values
-        return fix(events, REQUEST, log, dialect=dialect, declared_us=None, values=values)
+        return fix(events, REQUEST, log, declared_us=None, values=values)
 
     def answer(
         self,

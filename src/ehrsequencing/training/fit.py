@@ -15,18 +15,17 @@ from ehrsequencing.core.arrays import Floats, Floats32
 from ehrsequencing.core.files import read_json, read_json_lines, write_json
 from ehrsequencing.core.outputs import ARRAYS_FILE, BLEND_FILE, HISTORY, RUN, read_manifest
 from ehrsequencing.models.ensemble import Ensemble, load_model
-from ehrsequencing.predictors.blend import STACKED, Blend
+from ehrsequencing.predictors.blend import STACKED, Blend, Stack, fit_stack
 from ehrsequencing.predictors.fit import fit_blend, fit_last_step
 from ehrsequencing.predictors.network import NETWORK, network, visit_hazards
 from ehrsequencing.predictors.predictor import Predictor
-from ehrsequencing.predictors.stack import Stack, fit_stack
 from ehrsequencing.records.account import PeopleRisks, Reference, Rounded
 from ehrsequencing.records.people import PEOPLE, quantiles_of_risks, some_people
-from ehrsequencing.records.reference import REFERENCE, read_reference
+from ehrsequencing.records.prepared import REFERENCE, read_reference
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.results.result_types import EpochRow, Origin
-from ehrsequencing.training.hazards_objective import provenance
 from ehrsequencing.training.loop import Progress, ShowProgress, show_nothing
+from ehrsequencing.training.objectives import provenance
 from ehrsequencing.training.plan import Plan
 from ehrsequencing.training.processes import ALONE, Processes
 from ehrsequencing.training.run_folder import RunFolder, write_run_files

@@ -28,7 +28,7 @@ from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.signals import Stop, keep_freed_memory
 from ehrsequencing.models.hazards import HazardsOverTime
 from ehrsequencing.results.result_types import EpochRow
-from ehrsequencing.training.masked_codes import CLIP_NORM, BesideHazards
+from ehrsequencing.training.objectives import CLIP_NORM, BesideHazards
 from ehrsequencing.training.processes import ALONE, Losses, Processes, autocast
 from ehrsequencing.training.run_folder import (
     ExponentialMovingAverage,

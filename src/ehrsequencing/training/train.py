@@ -15,14 +15,12 @@ from ehrsequencing.models.ensemble import build_model
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from ehrsequencing.models.outcomes import OutcomeHead
 from ehrsequencing.predictors.network import labelled_log_hazards
-from ehrsequencing.predictors.recalibration import Recalibration, fit_recalibration
+from ehrsequencing.predictors.recalibration import Labels, Recalibration, fit_recalibration
 from ehrsequencing.results.result_types import EpochRow
-from ehrsequencing.training.hazards_objective import HazardsObjective, OwnObjective
 from ehrsequencing.training.loop import Objective, ShowProgress, Training, show_nothing
-from ehrsequencing.training.masked_codes import BesideHazards
-from ehrsequencing.training.plan import Plan
+from ehrsequencing.training.objectives import BesideHazards, HazardsObjective, OwnObjective
+from ehrsequencing.training.plan import Plan, starting_outcome_hazards
 from ehrsequencing.training.processes import ALONE, Processes, training_device
-from ehrsequencing.training.resolve import starting_outcome_hazards
 
 
 @dataclass(frozen=True)
@@ -186,16 +184,9 @@ def recalibrate_head(
         visit_budget: Of one batch.
         device: Where the model is.
     """
-    rows = loader.rows
     row, eta = labelled_log_hazards(model, loader, visit_budget=visit_budget, device=device)
     fitted = fit_recalibration(
-        eta,
-        model.config.edges_days,
-        duration_days=rows.duration_days[row],
-        cause=rows.cause[row],
-        entry_days=rows.entry_days[row],
-        subject=rows.subject[row],
-        prior_sd=prior_sd,
+        eta, model.config.edges_days, Labels.of(loader.rows, row), prior_sd=prior_sd
     )
     model.recalibrate(
         *(torch.from_numpy(values).to(device) for values in (fitted.intercept, fitted.slope))

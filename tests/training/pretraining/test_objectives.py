@@ -17,14 +17,9 @@ from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import build_model
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.timelines import TaskRecords, Timelines
+from ehrsequencing.training.objectives import Masked, mask_codes
 from ehrsequencing.training.pretraining import objectives
-from ehrsequencing.training.pretraining.objective import (
-    CodeObjective,
-    Measures,
-    ObjectiveInputs,
-    RecordBatch,
-)
-from ehrsequencing.training.pretraining.objectives import mask
+from ehrsequencing.training.pretraining.objectives import CodeObjective, Guesses, ObjectiveInputs, RecordBatch, measured
 from ehrsequencing.training.pretraining.targets import Rates, TargetCodes, times_to_codes, visit_rows
 from helpers.strategies import VOCAB, Records, pack, records
 from helpers.visits import Record, timelines_of
@@ -39,7 +34,7 @@ def inputs(**chosen: Any) -> ObjectiveInputs:
     config = ModelConfig.model_validate({**sizes, **chosen})
     waits = times_to_codes(found := timelines(9), np.arange(len(found.end_us)), CODES)
     starting = Rates(rates, waits)
-    return ObjectiveInputs(config, CODES, starting, masked_share=1.0)
+    return ObjectiveInputs(config, CODES, starting)
 
 
 def timelines(seed: int = 0) -> Timelines:
@@ -58,7 +53,7 @@ def timelines(seed: int = 0) -> Timelines:
 def batch_of(found: Timelines, config: ModelConfig, model: SurvivalModel) -> RecordBatch:
     loader = SubjectLoader.of_model(config, TaskRecords(found, visit_rows(found)))
     (step,) = loader.in_order(visit_budget=1000)
-    return RecordBatch(model, step, found, CODES, model.states(step.batch)[1])
+    return RecordBatch(model, step, found, model.states(step.batch)[1])
 
 
 def made(name: str, *, seed: int = 0, **chosen: Any) -> tuple[CodeObjective, RecordBatch]:
@@ -76,19 +71,18 @@ def made(name: str, *, seed: int = 0, **chosen: Any) -> tuple[CodeObjective, Rec
 def test_a_masked_visit_holds_no_copy_of_its_target(subjects: Records, seed: int) -> None:
     batch = pack(subjects)
     torch.manual_seed(seed)
-    positions = torch.arange(batch.n_visits)[::2]
-    found = mask(batch, positions, CODES, share=0.8, most=3)
+    among = (torch.arange(batch.n_visits) % 2 == 0) & ~batch.is_query
+    found = mask_codes(batch, torch.from_numpy(NUMBER)[batch.codes], among, most=3)
     if found is None:
         return
     taken = dict(zip(found.row.tolist(), found.code.tolist(), strict=True))
     assert 0 < len(taken) <= 3
-    assert set(taken) <= set(positions.tolist())
+    assert set(taken) <= set(among.nonzero().squeeze(1).tolist())
     for row in range(batch.n_visits):
         before = batch.codes[batch.visit_offsets[row] : batch.visit_offsets[row + 1]].tolist()
         after = found.batch.codes[found.batch.visit_offsets[row] : found.batch.visit_offsets[row + 1]].tolist()
         assert after == [code for code in before if NUMBER[code] != taken.get(row, -2)]
         assert (len(after) < len(before)) == (row in taken)
-        assert row not in taken or not batch.is_query[row]
 
 
 def loss_with_another_target(architecture: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, Tensor]:
@@ -103,7 +97,8 @@ def loss_with_another_target(architecture: str, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(
             torch, "rand", lambda *shape: torch.arange(float(np.prod(shape))) / 100 % 0.9
         )  # takes the last
-        held = objectives.mask(whole.step.batch, torch.tensor([0, 1]), CODES, share=1.0, most=9)
+        number = torch.from_numpy(NUMBER)[whole.step.batch.codes]
+        held = objectives.mask_codes(whole.step.batch, number, torch.ones(2, dtype=torch.bool), most=9)
         assert held is not None
         assert held.code.tolist() == [token - 2] * 2
         states.append(model.states(held.batch)[1].detach())
@@ -120,10 +115,10 @@ def test_a_mask_that_leaves_the_code_in_the_visit_is_noticed(monkeypatch: pytest
     """The mutant: the codes are chosen, but the batch keeps them."""
 
     def leaky(batch: Any, *given: Any, **named: Any) -> Any:
-        found = mask(batch, *given, **named)
-        return None if found is None else objectives.Masked(batch, found.row, found.code)
+        found = mask_codes(batch, *given, **named)
+        return None if found is None else Masked(batch, found.row, found.code)
 
-    monkeypatch.setattr(objectives, "mask", leaky)
+    monkeypatch.setattr(objectives, "mask_codes", leaky)
     ours, other = loss_with_another_target("hierarchical", monkeypatch)
     assert not torch.equal(ours, other)
 
@@ -140,7 +135,7 @@ def test_the_future_is_no_input(architecture: str) -> None:
     states = whole.model.states(replace(batch, codes=codes))[1]
     asks = [row for row in range(batch.n_visits) if row not in last]
     torch.testing.assert_close(states[asks], whole.states[asks])
-    loss = one(whole)
+    loss = one(whole).loss.mean()
     assert loss.requires_grad
     assert math.isfinite(float(loss.detach()))
 
@@ -176,31 +171,47 @@ def test_the_loss_of_the_time_to_every_code_is_its_formula() -> None:
                     total = total + log_hazards[visit, code, k].exp() * at_risk
                     if waits and edges[k] < stop <= edges[k + 1]:
                         total = total - log_hazards[visit, code, k]
-    torch.testing.assert_close(one(whole).double(), total / count, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(one(whole).loss.double().mean(), total / count, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", sorted(objective.names))
-def test_what_is_measured_agrees_with_the_loss(name: str) -> None:
+def test_frequencies_lose_what_the_untrained_objective_does(name: str) -> None:
+    """Scores that are the starting ones alone: the model and the codes' frequencies then say the same."""
     one, whole = made(name, seed=2)
-    measures = Measures()
+    fresh: CodeObjective = objective.class_of(name)(one.inputs)
+    with torch.no_grad():
+        for part, parameter in fresh.named_parameters():
+            if part in ("scores.W_q.weight", "scores.W_q.bias", "head.vectors.weight"):
+                parameter.zero_()
     torch.manual_seed(5)
-    loss = one(whole, measures)
-    assert measures.means["loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
-    for k in (1, 5, 10):
-        ours, frequency = (measures.means[f"{who} recall@{k}"] for who in ("model", "frequency"))
-        assert measures.gains[f"recall@{k}"]["value"] == pytest.approx(ours - frequency)
-    for who in ("model", "frequency"):
-        at = [measures.means[f"{who} recall@{k}"] for k in (1, 5, 10)]
-        assert at == sorted(at)
-        assert at[-1] == 1.0  # there are six codes
+    guesses = fresh(whole, measure=True)
+    assert guesses is not None
+    assert len(guesses.loss) == len(guesses.visit) > 1
+    torch.testing.assert_close(guesses.loss, guesses.by_frequency)
+    torch.manual_seed(5)
+    away: Guesses = one(whole, measure=True)
+    torch.testing.assert_close(away.by_frequency, guesses.by_frequency)
+    assert not torch.allclose(away.loss, guesses.loss)
 
 
-def test_without_a_target_there_is_no_gradient() -> None:
+def test_the_gains_interval_is_that_of_a_mean_over_clusters() -> None:
+    """One target a subject: the standard error of a mean; every target twice: the same interval."""
+    gains = np.random.default_rng(0).normal(size=50)
+    owner, nothing = np.arange(50), np.zeros(50)
+    found = measured(owner, nothing, gains)["gain"]
+    half = 1.96 * gains.std(ddof=1) / math.sqrt(50)
+    assert [found[end] for end in ("low", "high")] == pytest.approx([gains.mean() - half, gains.mean() + half])
+    twice = measured(*(np.repeat(x, 2) for x in (owner, nothing, gains)))
+    assert twice["targets"] == 100
+    assert twice["gain"] == pytest.approx(found)
+    assert measured(owner[:1], nothing[:1], gains[:1])["gain"] == {"value": gains[0], "low": None, "high": None}
+    assert measured(owner[:0], nothing[:0], gains[:0])["loss"] is None
+
+
+def test_without_a_target_there_is_no_guess() -> None:
     own = inputs()
     model = build_model(own.config)
     found = timelines_of([((0.0, ((6, math.nan),)),)])  # one visit, whose code is no target
     for name in objective.names:
         one: CodeObjective = objective.class_of(name)(own)
-        loss = one(batch_of(found, own.config, model))
-        assert float(loss) == 0.0
-        assert not loss.requires_grad
+        assert one(batch_of(found, own.config, model)) is None

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 from ehrsequencing.readers.rows import TERMS
 from ehrsequencing.records.codes import PROVISIONAL
@@ -161,25 +160,6 @@ def server_of(url: str) -> str:
     parts = url.partition("/_history/")[0].rsplit("/", 2)
     is_url = url.startswith(("http://", "https://")) and len(parts) == 3
     return parts[0] if is_url else ""
-
-
-def qualified(server: str, name: str) -> str:
-    """An id that names its server too."""
-    return f"{quote(server, safe='')}~{name}" if server else name
-
-
-def at_server(resource: Resource, server: str) -> Resource:
-    """A resource whose own id and references name the server too, for sources of several servers."""
-
-    def change(reference: str) -> str:
-        target = referred(reference)
-        if target is None or target[0] is None:
-            return reference
-        return f"{target[0]}/{qualified(server_of(reference) or server, target[1])}"
-
-    own = text(resource, "id")
-    named = {} if own is None else {"id": qualified(server, own)}
-    return {**_with_references(resource, change), **named}
 
 
 # ---- codes ---------------------------------------------------------------------------------------

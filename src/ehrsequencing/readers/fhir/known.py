@@ -1,10 +1,25 @@
-"""What the mapping of FHIR gives, a `Row`, and what it needs to know besides the resource, `Known`."""
+"""What the mapping of FHIR gives, a `Row`, and what resources say of others: `Known`, records of one person, bills."""
 
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ehrsequencing.readers.fhir.elements import Coded, referred
-from ehrsequencing.readers.rows import Role
+from ehrsequencing.readers.fhir.elements import (
+    Coded,
+    Resource,
+    codings,
+    is_absent,
+    number_of,
+    referred,
+    referred_id,
+    text,
+    texts,
+    walk,
+)
+from ehrsequencing.readers.rows import TERMS, Role
 
 MOST_ABOVE = 20  # stays of which one is part, one in another; a longer chain counts as a circle
 UNCODED = "FHIR//0//"  # the code of a concept with a text only is this and the resource's type
@@ -87,3 +102,254 @@ class Known:
             path.append(self.wholes[path[-1]])
         is_same = any(kind in self.classes.get(above, ()) for above in path[1:])
         return is_same and path[-1] not in self.wholes
+
+
+# ---- which records of patients are of one person, and which bills replace others ----
+_TERMS = TERMS["fhir"]["identity"]
+
+
+class Record(NamedTuple):
+    """A patient's record."""
+
+    birth: str | None
+    sex: str | None
+    numbers: tuple[tuple[str, str], ...]  # record numbers, with the system of each
+
+
+def record_of(resource: Resource) -> Record:
+    """What a Patient says of who it is."""
+    numbers = tuple(
+        (text(one, "system") or "", value)
+        for one in walk(resource, "identifier")
+        if _TERMS["record_number"] in texts(one, "type.coding.code")
+        and (value := text(one, "value"))
+        and not re.fullmatch(_TERMS["placeholder"], value.lower())
+    )
+    return Record(text(resource, "birthDate"), text(resource, "gender"), numbers)
+
+
+def linked_records(resource: Resource, kind: str, own: str) -> Iterator[tuple[str, str, str]]:
+    """Pairs of records that a Patient or a Person links, with the type of the link."""
+    if kind == "Patient":
+        for link in walk(resource, "link"):
+            other, type_ = referred_id(link, "other", "Patient"), text(link, "type")
+            if other is not None and type_ == "replaces":
+                yield other, own, "replaced-by"
+            elif other is not None and type_ in ("replaced-by", "seealso", "refer"):
+                yield own, other, type_
+    else:
+        sure = [
+            target
+            for link in walk(resource, "link")
+            if text(link, "assurance") in _TERMS["assured"]
+            and (target := referred_id(link, "target", "Patient")) is not None
+        ]
+        for other in sure[1:]:
+            yield sure[0], other, "seealso"
+
+
+def join_records(
+    records: dict[str, Record], links: Iterable[tuple[str, str, str]]
+) -> tuple[dict[str, str], set[str], dict[str, int]]:
+    """Join the records of each person.
+
+    Records with one number are joined where birth and sex are known and equal and at most three share it.
+
+    Returns:
+        Record → the record that stands for it, without those that stand for themselves; the records that must not be
+        used any more; and how many people have more than five records, and records share a number that are not joined.
+    """
+    links = [link for link in links if link[0] in records and link[1] in records]
+    superseded = {one for one, _, type_ in links if type_ == "replaced-by"}
+    lesser = superseded | {one for one, _, type_ in links if type_ == "refer"}
+    by_number = defaultdict[tuple[str, str], list[str]](list)
+    for name, record in records.items():
+        for number in record.numbers:
+            by_number[number].append(name)
+    doubtful = set[str]()
+    for names in by_number.values():
+        people = {records[name][:2] for name in names}
+        if len(people) == 1 and None not in people.pop() and len(names) <= _TERMS["most_shared"]:
+            links += [(names[0], other, "seealso") for other in names[1:]]
+        else:
+            doubtful.update(names if len(names) > 1 else ())
+    group = {name: {name} for link in links for name in link[:2]}
+    for one, other, _ in links:
+        if group[one] is not group[other]:
+            group[one] |= group[other]
+            for name in group[other]:
+                group[name] = group[one]
+    merged, many = dict[str, str](), 0
+    for members in {id(members): members for members in group.values()}.values():
+        main = min(members - lesser or members - superseded or members)
+        merged |= dict.fromkeys(members - {main}, main)
+        superseded.discard(main)
+        many += len(members) > _TERMS["most_linked"]
+    return merged, superseded, {"linked_many": many, "shared_number": len(doubtful - {*group})}
+
+
+class Bill(NamedTuple):
+    """A Claim or an ExplanationOfBenefit."""
+
+    patient: str | None
+    provider: str | None
+    start: str
+    end: str
+    created: str
+    frequency: str  # the last digit of its type: 7 replaces another bill, 8 voids one
+    # bills that it names, as Claim/ID, and whether each replaces it; else it follows it
+    related: tuple[tuple[str, bool], ...]
+
+
+def bill_of(resource: Resource) -> Bill:
+    """What a bill says of itself and others."""
+    start = text(resource, "billablePeriod.start") or ""
+    types = [
+        code
+        for one in walk(resource, "supportingInfo")
+        if "typeofbill" in texts(one, "category.coding.code")
+        for code in texts(one, "code.coding.code")
+    ]
+    related, frequency = list[tuple[str, bool]](), types[0][-1] if types else ""
+    for one in walk(resource, "related"):
+        relation = (text(one, "relationship.coding.code") or "").replace("-", "")
+        frequency = _TERMS["frequency"].get(relation, frequency)
+        target = referred(text(one, "claim.reference") or "")
+        if target is not None:
+            related.append(("/".join(filter(None, target)), relation == "replacedby"))
+    return Bill(
+        referred_id(resource, "patient", "Patient"),
+        text(resource, "provider.reference"),
+        start[:10],
+        (text(resource, "billablePeriod.end") or start)[:10],
+        text(resource, "created") or "",
+        frequency,
+        tuple(related),
+    )
+
+
+def replaced_bills(bills: dict[str, Bill]) -> set[str]:
+    """The bills that others replace or void, and those that void them.
+
+    Both are of one person, provider and overlapping period; a bill of a later period goes on with an interim one.
+    """
+    out = {name for name, bill in bills.items() if bill.frequency == "8"}
+    pairs = [
+        (other, name) if is_later else (name, other)
+        for name, bill in bills.items()
+        for other, is_later in bill.related
+    ]
+    groups = defaultdict[tuple[str | None, str | None], list[str]](list)
+    for name, bill in bills.items():
+        groups[bill[:2]].append(name)
+    for name, bill in bills.items():
+        if bill.frequency in ("7", "8") and all(
+            is_later for _, is_later in bill.related
+        ):  # it does not say which
+            pairs += [
+                (name, other)
+                for other in groups[bill[:2]]
+                if bills[other].created < bill.created and bills[other].frequency not in ("7", "8")
+            ]
+    for new, old in pairs:
+        one, other = bills.get(new), bills.get(old)
+        if one is not None and other is not None and one[:2] == other[:2]:
+            out.update([old] if one.start <= other.end and other.start <= one.end else ())
+    return out
+
+
+# ---- Values of observations: a number becomes CODE//UNIT, a coded value CODE//VALUE, anything else stays a text. ----
+def value_of(part: Resource) -> tuple[str, Any]:
+    """The value of an Observation or a component, and the element that holds it; None without one."""
+    for name, value in part.items():
+        if name.startswith("value") and value is not None:
+            return name, value
+    return "", None
+
+
+def has_no_result(part: Resource) -> bool:
+    """Whether an Observation or a component says that its result is absent, with a reason or by a null flavour."""
+    name, value = value_of(part)
+    no_value = value is None and part.get("dataAbsentReason") is not None
+    return no_value or (name == "valueCodeableConcept" and is_absent(value))
+
+
+def valued(row: Row, part: Resource) -> Row:
+    """A row with the value of an Observation or a component: CODE//UNIT for a number, CODE//VALUE for a coded value.
+
+    What cannot be read stays as text. A code of unknown meaning gets no value.
+    """
+    name, value = value_of(part)
+    if name == "valueQuantity" and isinstance(value, dict):
+        made = _with_quantity(row, value)
+    elif name in ("valueRatio", "valueRange") and isinstance(value, dict):
+        simple = _quantity_of(value)
+        if isinstance(simple, dict):
+            made = _with_quantity(row, simple)
+        else:
+            made = row._replace(cell="unread", text=simple or json.dumps(value))
+    else:
+        made = _with_other(row, name, value)
+    is_known = row.code is not None and not row.code.startswith(UNCODED)
+    return made if is_known else row._replace(cell=made.cell)
+
+
+def _with_quantity(row: Row, quantity: Resource) -> Row:
+    """A bound is no number: <5."""
+    written, comparator = quantity.get("value"), text(quantity, "comparator")
+    number, unit = number_of(written), text(quantity, "code") or text(quantity, "unit")
+    if written is None:
+        return row._replace(cell="empty")
+    if number is None or comparator is not None:
+        return row._replace(cell="unread", text=f"{comparator or ''}{written}")
+    row = row._replace(cell="values", number=number)
+    return row if unit is None else row._replace(code=f"{row.code}//{unit}", parent=row.code)
+
+
+def _quantity_of(value: Resource) -> dict[str, Any] | str | None:
+    """A ratio or a range as a number with its unit, else as a text such as 1:8 or >=3; None where it is neither.
+
+    A titre is one to a number; a range of one number is this number.
+    """
+    parts = [value.get(name) or {} for name in ("numerator", "denominator", "low", "high")]
+    above, below, low, high = (number_of(part.get("value")) for part in parts)
+    units = [text(part, "code") or text(part, "unit") for part in parts]
+    is_plain = not any(text(part, "comparator") for part in parts)
+    if (
+        above is not None
+        and below
+        and is_plain
+        and (all(units[:2]) or (above == 1 and not any(units)))
+    ):
+        both = f"{units[0]}/{units[1]}"
+        return (
+            {"value": above / below, "unit": both}
+            if units[0]
+            else {"value": below, "unit": "{titer}"}
+        )
+    if low is not None and low == high:
+        return {"value": low, "unit": units[2] or units[3]}
+    if low is not None and high is not None:
+        return None
+    return f">={low:g}" if low is not None else f"<={high:g}" if high is not None else None
+
+
+def _with_other(row: Row, name: str, value: Any) -> Row:
+    """A ratio, a range and a date are kept as they are written."""
+    coded = codings(value) if name == "valueCodeableConcept" else ()
+    words = text(value, "text") if name == "valueCodeableConcept" else None
+    if isinstance(value, bool):
+        coded = (Coded(str(value).lower(), str(value).lower()),)
+    elif name == "valueString" and isinstance(value, str):
+        words = value.strip()
+    if coded:
+        meaning = ": ".join(filter(None, (row.description, coded[0].description))) or None
+        return row._replace(
+            cell="values", code=f"{row.code}//{coded[0].code}", description=meaning, parent=row.code
+        )
+    number = number_of(value) if name == "valueInteger" else None
+    if number is not None or words:
+        return row._replace(cell="values", number=number, text=words)
+    if value is None:
+        return row._replace(cell="empty")
+    return row._replace(cell="unread", text=value if isinstance(value, str) else json.dumps(value))

@@ -25,8 +25,7 @@ from ehrsequencing.readers.fhir.elements import (
     texts,
     walk,
 )
-from ehrsequencing.readers.fhir.known import UNCODED, Known, Row
-from ehrsequencing.readers.fhir.values import has_no_result, value_of, valued
+from ehrsequencing.readers.fhir.known import UNCODED, Known, Row, has_no_result, value_of, valued
 from ehrsequencing.readers.import_report import RuleCounts
 from ehrsequencing.readers.rows import TERMS, Left, Role
 from ehrsequencing.records.events import BIRTH, DEATH

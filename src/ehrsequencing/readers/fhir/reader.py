@@ -17,16 +17,14 @@ from ehrsequencing.readers.cells import parse_times
 from ehrsequencing.readers.cleaning_rules import cleaned
 from ehrsequencing.readers.fhir.elements import (
     Entry,
-    at_server,
     certainty_of,
     entries_of,
     kind_of,
     texts,
 )
-from ehrsequencing.readers.fhir.files import fhir_files
 from ehrsequencing.readers.fhir.known import UNCODED, Row
 from ehrsequencing.readers.fhir.mapping import EVENTS, rows_inside, rows_of
-from ehrsequencing.readers.fhir.survey import LOST, Survey, refuse_other_release, survey
+from ehrsequencing.readers.fhir.survey import LOST, Survey, fhir_files, refuse_other_release, survey
 from ehrsequencing.readers.import_report import (
     FATES,
     MOST_UNSURE,
@@ -239,8 +237,6 @@ class Blocks:
             return []
         resource = entry.resource
         refuse_other_release(resource, where=self._where)
-        if self._survey.several and kind_of(resource) is not None:
-            resource = at_server(resource, entry.server)
         outcome = lost or rows_of(resource, self._survey.known, self.report.counts)
         rows = self._counted(resource, outcome)
         if not isinstance(resource, dict) or "contained" not in resource:

@@ -1,13 +1,17 @@
-"""A first look at all resources of a source: which versions count, and what others refer to.
+"""The files of a FHIR export, and a first look at all its resources: which versions count, and what they say of others.
 
 Type and id name one resource (FHIR R4, 2.21): of several versions the newest counts, and none after a deletion. A
 Condition may be linked to its encounter from the encounter only, and a patient's record may be replaced by another's.
 """
 
+import codecs
+import gzip
+import zlib
 from array import array
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -15,12 +19,14 @@ from numpy.typing import NDArray
 
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.files import read_unpacked
+from ehrsequencing.core.text import HalfSurrogate, parse_json
 from ehrsequencing.readers.fhir.elements import (
     Entry,
     Resource,
     codings,
+    entries_of,
     kind_of,
-    qualified,
     referred,
     referred_id,
     server_of,
@@ -28,8 +34,9 @@ from ehrsequencing.readers.fhir.elements import (
     texts,
     walk,
 )
-from ehrsequencing.readers.fhir.identity import (
+from ehrsequencing.readers.fhir.known import (
     Bill,
+    Known,
     Record,
     bill_of,
     join_records,
@@ -37,7 +44,6 @@ from ehrsequencing.readers.fhir.identity import (
     record_of,
     replaced_bills,
 )
-from ehrsequencing.readers.fhir.known import Known
 from ehrsequencing.readers.fhir.mapping import (
     DID_NOT_HAPPEN,
     READ,
@@ -95,12 +101,10 @@ class Survey:
     """What a first look at all entries of a source shows.
 
     Attributes:
-        several: Whether resources of more than one server are there, so that ids must name the server.
         lost: (entries,) places in `LOST`: why a resource does not count.
         known: What the mapping looks up.
     """
 
-    several: bool
     lost: NDArray[np.int8]
     known: Known
     # copies with a part of the elements only that are newer than the whole resource
@@ -122,125 +126,87 @@ def survey(
         confirmed: Whether diagnoses that are not confirmed count as the others.
 
     Raises:
-        EhrseqError: Two people have the same id, and nothing names their servers; or references name two servers of an
-            id, and a resource does not say its own.
+        EhrseqError: Two people have the same id, or an id is named at two servers.
     """
-    servers = {"": 0}
-    # of each entry with a type and an id: hash of both, server, update, version, place, state: 0 deleted, 1 subsetted
+    # of each entry with a type and an id: hash of both, update, version, place, state: 0 deleted, 1 subsetted
     seen = array("q")
-    # order, table, name and value of `_links`, with the server and the place of who says so
-    links: list[tuple[int, str, str, Any, str, int]] = []
-    # records of patients, pairs of linked ones, and bills, each with the server and the place of who says so
-    records = list[tuple[str, Record, str, int]]()
-    pairs = list[tuple[str, str, str, str, int]]()
-    bills = list[tuple[str, Bill, str, int]]()
-    people = dict[str, tuple[str | None, str | None, str, str]]()  # birth, sex, server and file
-    conflicts = list[
-        tuple[str, str, str, str]
-    ]()  # servers and files of an id with two births and sexes
-    referred_at = _Servers()
+    # order, table, name and value of `_links`, with the place of who says so
+    links: list[tuple[int, str, str, Any, int]] = []
+    # records of patients, pairs of linked ones, and bills, each with the place of who says so
+    records = list[tuple[str, Record, int]]()
+    pairs = list[tuple[str, str, str, int]]()
+    bills = list[tuple[str, Bill, int]]()
+    people = dict[str, tuple[str | None, str | None, str]]()  # birth, sex and file
+    servers = dict[int, str]()  # hash of type and id → the server that is named with them
     place = -1
     entries = ((where, entry) for where, inside in files for entry in inside)
     for place, (where, entry) in enumerate(entries):
-        kind, own = kind_of(entry.resource), text(entry.resource, "id")
-        referred_at.add(entry.resource, where)
+        resource, kind, own = entry.resource, kind_of(entry.resource), text(entry.resource, "id")
+        for name, server in _named_servers(entry, kind, own):
+            if servers.setdefault(hash(name), server) != server:
+                raise EhrseqError(
+                    "one id is that of resources at two servers",
+                    where=where,
+                    fix="import the files of each server by themselves",
+                )
         if kind == "Person" and entry.is_there:
-            pairs += [
-                (*pair, entry.server, place) for pair in linked_records(entry.resource, kind, "")
-            ]
-        server = servers.setdefault(entry.server, len(servers))
-        if kind in READ and own is not None:
-            key = hash(f"{kind}/{own}")
-            is_part = "SUBSETTED" in texts(entry.resource, "meta.tag.code")
-            state = 2 - is_part if entry.is_there else 0
-            seen.extend((key, server, *_version(entry), place, state))
-            if kind in ("Claim", "ExplanationOfBenefit") and entry.is_there:
-                bills.append((f"{kind}/{own}", bill_of(entry.resource), entry.server, place))
-            if kind == "Patient" and entry.is_there:
-                record = record_of(entry.resource)
-                birth, sex, _ = record
-                records.append((own, record, entry.server, place))
-                pairs += [
-                    (*pair, entry.server, place)
-                    for pair in linked_records(entry.resource, kind, own)
-                ]
-                other = people.setdefault(own, (birth, sex, entry.server, where))
-                if birth and other[0] not in (None, birth) and {sex, other[1]} == _SEXES:
-                    conflicts.append((other[2], entry.server, other[3], where))
-            if entry.is_there:
-                own_links = _links(entry.resource, kind, own)
-                links += [(*link, entry.server, place) for link in own_links]
-    several = len(servers.keys() - {""}) > 1
-    for one, other_server, first, second in conflicts:
-        if not several or one == other_server:
-            raise EhrseqError(
-                "one Patient id has two births and two sexes: these are two people",
-                where=" and ".join(dict.fromkeys((first, second))),
-                fix="import the files of each hospital by themselves, or make the ids differ",
-            )
-    referred_at.refuse_two(servers)
-    lost, newer_parts = _lost(np.frombuffer(seen, np.int64).reshape(-1, 6), place + 1, several)
-    wholes = {value for _, table, _, value, *_ in links if table == "wholes"}
-    links = [link for link in links if link[1] != "classes" or link[2] in wholes]
+            pairs += [(*pair, place) for pair in linked_records(resource, kind, "")]
+        if kind not in READ or own is None:
+            continue
+        name, is_part = f"{kind}/{own}", "SUBSETTED" in texts(resource, "meta.tag.code")
+        state = 2 - is_part if entry.is_there else 0
+        seen.extend((hash(name), *_version(entry), place, state))
+        if not entry.is_there:
+            continue
+        if kind in ("Claim", "ExplanationOfBenefit"):
+            bills.append((name, bill_of(resource), place))
+        if kind == "Patient":
+            record = record_of(resource)
+            records.append((own, record, place))
+            pairs += [(*pair, place) for pair in linked_records(resource, kind, own)]
+            birth, sex, first = people.setdefault(own, (*record[:2], where))
+            if record.birth and birth not in (None, record.birth) and {sex, record.sex} == _SEXES:
+                raise EhrseqError(
+                    "one Patient id has two births and two sexes: these are two people",
+                    where=" and ".join(dict.fromkeys((first, where))),
+                    fix="import the files of each hospital by themselves, or make the ids differ",
+                )
+        links += [(*link, place) for link in _links(resource, kind, own)]
+    lost, newer_parts = _lost(np.frombuffer(seen, np.int64).reshape(-1, 5), place + 1)
     looked_up = Known(earliest=known == "earliest", confirmed=confirmed)
-    for _, table, name, value, base, place in sorted(links, key=lambda link: link[0]):
-        if several:
-            kind, slash, own = name.rpartition("/")
-            name = f"{kind}{slash}{qualified(base, own)}"
-            value = qualified(base, value) if isinstance(value, str) else value
-        if not lost[place]:  # of several stays the one that ends first
+    wholes = {value for _, table, _, value, _ in links if table == "wholes"}
+    for _, table, name, value, at in sorted(links, key=lambda link: link[0]):
+        # of several stays the one that ends first
+        if not lost[at] and (table != "classes" or name in wholes):
             getattr(looked_up, table).setdefault(name, value)
-    base_of = qualified if several else lambda base, name: name
-    known_records = {base_of(b, own): one for own, one, b, at in records if not lost[at]}
-    known_pairs = [
-        (base_of(b, one), base_of(b, other), type_)
-        for one, other, type_, b, at in pairs
-        if not lost[at]
-    ]
-    merged, superseded, counts = join_records(known_records, known_pairs)
+    merged, superseded, counts = join_records(
+        {own: record for own, record, at in records if not lost[at]},
+        [(one, other, type_) for one, other, type_, at in pairs if not lost[at]],
+    )
     looked_up.merged.update(merged)
     looked_up.superseded.update(superseded)
-    named = {name: bill for name, bill, _, at in bills if not lost[at]}
-    looked_up.replaced.update(replaced_bills(named) if not several else ())
-    return Survey(several, lost, looked_up, newer_parts, counts)
+    looked_up.replaced.update(replaced_bills({n: bill for n, bill, at in bills if not lost[at]}))
+    return Survey(lost, looked_up, newer_parts, counts)
 
 
-class _Servers:
-    """The servers at which references by whole URLs name a patient's id."""
-
-    def __init__(self) -> None:
-        self._first = dict[str, str]()
-        self._two = list[tuple[str, str, str]]()  # servers of one id, and the file of the second
-
-    def add(self, resource: Any, where: str) -> None:
-        """Note the patient whom a resource refers to."""
-        for path in ("subject", "patient") if isinstance(resource, dict) else ():
-            reference = text(resource.get(path), "reference") or ""
-            kind, name = referred(reference) or (None, "")
-            server = server_of(reference) if kind == "Patient" else ""
-            if server and self._first.setdefault(name, server) != server:
-                self._two.append((self._first[name], server, where))
-
-    def refuse_two(self, known: Collection[str]) -> None:
-        """Refuse an id at two servers, unless resources name them both as their own."""
-        for first, second, where in self._two:
-            if not {first, second} <= set(known):
-                raise EhrseqError(
-                    "references name one Patient id at two servers, and a line does not say its own server",
-                    where=where,
-                    fix="import the files of each server by themselves, from a folder each",
-                )
+def _named_servers(entry: Entry, kind: str | None, own: str | None) -> Iterator[tuple[str, str]]:
+    """Types and ids that an entry names with a server: its own, and the patient whom it refers to by a whole URL."""
+    if entry.server and kind in READ and own is not None:
+        yield f"{kind}/{own}", entry.server
+    for path in ("subject", "patient") if isinstance(entry.resource, dict) else ():
+        reference = text(entry.resource.get(path), "reference") or ""
+        other, name = referred(reference) or (None, "")
+        if other == "Patient" and (server := server_of(reference)):
+            yield f"Patient/{name}", server
 
 
-def _lost(seen: Ints, n: int, several: bool) -> tuple[NDArray[np.int8], int]:
+def _lost(seen: Ints, n: int) -> tuple[NDArray[np.int8], int]:
     """(n,) why entries do not count, 0 where they do; and how many subsetted copies are newer than the whole one."""
-    server = seen[:, 1] * several
-    is_part = seen[:, 5] == 1
-    order = np.lexsort((seen[:, 4], seen[:, 3], seen[:, 2], ~is_part, server, seen[:, 0]))
-    keys, _, updated, number, place, state = seen[order].T
-    server, is_part = server[order], is_part[order]
-    is_newest = np.ones(len(keys), dtype=bool)
-    is_newest[:-1] = (keys[1:] != keys[:-1]) | (server[1:] != server[:-1])
+    is_part = seen[:, 4] == 1
+    order = np.lexsort((seen[:, 3], seen[:, 2], seen[:, 1], ~is_part, seen[:, 0]))
+    keys, updated, number, place, state = seen[order].T
+    is_part = is_part[order]
+    is_newest = np.append(keys[1:] != keys[:-1], True)[: len(keys)]
     newest = np.flatnonzero(is_newest)[np.cumsum(is_newest) - is_newest]
     is_beside = is_part & ~is_part[newest]  # a whole one is there
     is_newer = (updated > updated[newest]) | (
@@ -300,3 +266,107 @@ def _links(resource: Resource, kind: str, own: str) -> Iterator[tuple[int, str, 
                 other, name = referred(reference) or ("", "")
                 if name:
                     yield end, "stays", f"{other or 'Condition'}/{name}", own
+
+
+# ---- the files of an export: one resource a line, or one document, plain or gz; and the entries in each ----
+LONGEST_LINE = 1 << 28  # bytes; what is longer is several lines, none of which can be read
+_LINES = (".ndjson", ".jsonl")
+_IN_UTF8 = "correct the text, or export it again in UTF-8"
+_BAD = (OSError, EOFError, zlib.error, ValueError, RecursionError)
+_FIX = "name a folder of FHIR R4: bulk export as .ndjson, or bundles as .json, plain or gz"
+
+
+@dataclass
+class FhirFile:
+    """One file of a source."""
+
+    path: Path
+    is_lines: bool  # one resource a line, else one document
+    where: str  # for errors: many exports name a document after its patient, so that its name is not said
+    bad_lines: list[int] = field(default_factory=list)  # that are no JSON, or too long
+
+    def entries(self) -> Iterator[Entry]:
+        """The entries in the file's order.
+
+        Raises:
+            EhrseqError: The file cannot be read, or a document is no JSON.
+        """
+        self.bad_lines = []
+        try:
+            if self.is_lines:
+                yield from self._of_lines()
+            else:
+                yield from entries_of(
+                    parse_json(read_unpacked(self.path, where=self.where), distinct=False)
+                )
+        except HalfSurrogate as error:
+            raise EhrseqError(error.what, where=self.where, fix=_IN_UTF8) from error
+        except _BAD as error:
+            kind = "one resource a line" if self.is_lines else "JSON"
+            raise EhrseqError(
+                "cannot be read",
+                where=self.where,
+                fix=f"check that the file is whole, and holds {kind} in UTF-8",
+            ) from error
+
+    def _of_lines(self) -> Iterator[Entry]:
+        with _opened(self.path) as file:
+            lines = iter(lambda: file.readline(LONGEST_LINE), b"")
+            for number, line in enumerate(lines, start=1):
+                if line.isspace():
+                    continue
+                try:
+                    document = parse_json(line.removeprefix(codecs.BOM_UTF8), distinct=False)
+                except HalfSurrogate as error:
+                    raise EhrseqError(
+                        error.what, where=f"{self.where}, line {number}", fix=_IN_UTF8
+                    ) from error
+                except ValueError:
+                    self.bad_lines.append(number)
+                    yield Entry(None, is_there=False)
+                    continue
+                if isinstance(document, dict):
+                    yield from entries_of(document)
+                else:
+                    yield Entry(document)
+
+
+def _opened(path: Path) -> Any:
+    return gzip.open(path) if path.suffix.lower() == ".gz" else open(path, "rb")
+
+
+def fhir_files(source: Path) -> list[FhirFile]:
+    """The files of a folder, also of folders in it, or a single one.
+
+    Raises:
+        EhrseqError: No file is there.
+    """
+    paths = sorted(source.rglob("*")) if source.is_dir() else [source]
+    paths = [path for path in paths if path.is_file() and _suffix(path) in (*_LINES, ".json")]
+    if not paths:
+        raise EhrseqError(
+            "holds no .ndjson and no .json file" if source.exists() else "does not exist",
+            where=str(source),
+            fix=_FIX,
+        )
+    files = []
+    for number, path in enumerate(paths, start=1):
+        is_lines = _suffix(path) in _LINES or _is_json_of_lines(path)
+        unnamed = f"{source}, file {number} of {len(paths)} in order of their names"
+        files.append(FhirFile(path, is_lines, str(path) if is_lines else unnamed))
+    return files
+
+
+def _suffix(path: Path) -> str:
+    is_hidden = path.name.startswith(".")
+    return "" if is_hidden else Path(path.name.lower().removesuffix(".gz")).suffix
+
+
+def _is_json_of_lines(path: Path) -> bool:
+    """Whether a `.json` file holds one resource a line, as some servers call NDJSON."""
+    try:
+        with _opened(path) as file:
+            first, second = file.readline(LONGEST_LINE), file.readline(LONGEST_LINE)
+        return bool(second.strip()) and kind_of(parse_json(first, distinct=False)) is not None
+    except _BAD:
+        return False

@@ -39,8 +39,8 @@ _FIX = "check host, port, user, password, database and schema, and that the driv
 _HOW = "write it as postgres://USER:PASSWORD@HOST/DATABASE?schema=SCHEMA or duckdb://FILE"
 
 
-def _table(connection: Any, name: str, shown: list[str] | None) -> SourceTable:
-    """A table of a database, all of whose statements are noted in `shown` instead of being sent, if it is a list."""
+def _table(connection: Any, name: str) -> SourceTable:
+    """A table of a database."""
     table, where = connection.table(name), f"table {name.lower()}"
     names = lower_names(table.columns, where=where)
     texts = frozenset(low for low, column in names.items() if table[column].type().is_string())
@@ -48,10 +48,6 @@ def _table(connection: Any, name: str, shown: list[str] | None) -> SourceTable:
     def read(columns: list[str]) -> Iterator[pa.Table]:
         """The rows of a statement; the engine's own error may hold patients' values and is left out."""
         expression = table.select(**{column: _plain(table[column]) for column in columns})
-        if shown is not None:
-            sql = connection.compile(expression, pretty=True).strip()
-            shown.append(f"-- {where}\n{sql};")
-            return
         fix = "check that its columns have the types of OMOP's CDM 5.3 or 5.4"
         ask = partial(connection.to_pyarrow_batches, expression, chunk_size=BLOCK_ROWS)
         batches = iter(_silently(ask, "cannot be read", where, fix))
@@ -80,9 +76,7 @@ def _silently(call: Callable[[], Any], what: str, where: str, fix: str) -> Any:
 
 
 @contextmanager
-def database_tables(
-    url: str, names: set[str], shown: list[str] | None
-) -> Iterator[Sequence[tuple[str, SourceTable]]]:
+def database_tables(url: str, names: set[str]) -> Iterator[Sequence[tuple[str, SourceTable]]]:
     """The tables of a database that have one of these names: `duckdb://FILE` or `postgres://…`.
 
     Raises:
@@ -99,7 +93,7 @@ def database_tables(
     def find() -> list[tuple[str, SourceTable]]:
         connection.raw_sql("SET TimeZone='UTC'")
         return [
-            (name.lower(), _table(connection, name, shown))
+            (name.lower(), _table(connection, name))
             for name in sorted(connection.list_tables())
             if name.lower() in names
         ]
@@ -151,7 +145,21 @@ def connect(url: str) -> Any:
                 where="the DuckDB database",
                 fix="name it as duckdb://FILE",
             )
-        return _open_duckdb(path, partial(ibis.duckdb.connect, path, read_only=True))
+        with path.open("rb") as file:
+            header = file.read(12)
+        if header[8:] != b"DUCK":  # DuckDB would fetch an extension to open one of SQLite
+            raise EhrseqError(
+                f"is {'a SQLite' if header.startswith(b'SQLite') else 'no DuckDB'} file",
+                where="the DuckDB database",
+                fix="name a DuckDB file, or a folder with the tables as CSV or Parquet files",
+            )
+        return _silently(
+            partial(ibis.duckdb.connect, path, read_only=True),
+            f"cannot be opened by DuckDB {version('duckdb')}",
+            "the DuckDB database",
+            "close it where it is open; if another version wrote it, run duckdb FILE \"EXPORT DATABASE 'FOLDER' "
+            '(FORMAT parquet)" with that version, then ehrseq import omop FOLDER',
+        )
     parts = _POSTGRES.fullmatch(url)
     if parts is None:
         raise EhrseqError("is not a URL that is read", where="the database", fix=_HOW)
@@ -172,36 +180,6 @@ def connect(url: str) -> Any:
     if "port" in given:
         given["port"] = int(given["port"])
     return ibis.postgres.connect(**given, **dict(query))
-
-
-def _open_duckdb(path: Path, open_file: Callable[[], Any]) -> Any:
-    """Open a DuckDB file; if that fails, say why and, from its header, which version wrote it."""
-    with path.open("rb") as file:
-        header = file.read(84)
-    if header[8:12] != b"DUCK":  # DuckDB would fetch an extension to open one of SQLite
-        raise EhrseqError(
-            f"is {'a SQLite' if header.startswith(b'SQLite') else 'no DuckDB'} file",
-            where="the DuckDB database",
-            fix="name a DuckDB file, or a folder with the tables as CSV or Parquet files",
-        )
-    try:
-        return open_file()
-    except Exception as error:
-        is_locked = "set lock" in str(error)
-    writer = (
-        header[52:].strip(b"v\0").decode(errors="replace")
-        or f"of storage version {int.from_bytes(header[12:20], 'little')}"
-    )
-    raise EhrseqError(
-        "is open in another program"
-        if is_locked
-        else f"was written by DuckDB {writer}, and DuckDB {version('duckdb')} here cannot open it",
-        where="the DuckDB database",
-        fix="close it there, or import a copy of the file"
-        if is_locked
-        else f"run duckdb FILE \"EXPORT DATABASE 'FOLDER' (FORMAT parquet)\" with DuckDB {writer}, then "
-        "ehrseq import omop FOLDER; a file that this version cannot open either is damaged",
-    )
 
 
 # ---- concepts and their codes ----------------------------------------------------------------------------------------

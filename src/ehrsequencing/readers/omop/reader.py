@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ehrsequencing.config import ImportConfig
 from ehrsequencing.config.importing import MISSING
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.readers.cells import NO_NUMBER, NO_TEXT, Block, form_of_ids, parse_times
@@ -88,37 +87,14 @@ _NUMBER_ID = r"^\s*(0|-?[1-9]\d*)(\.0*)?\s*$"
 _NAME, _QUOTED = re.compile(r"[a-z_][a-z0-9_]*"), re.compile(r"'[^']*'")
 
 
-def source_sql(source: str) -> list[str]:
-    """Every statement of an import of a database, in its dialect, each with a comment that names its table.
-
-    The database is opened to see which tables and columns it has; no row is read.
-
-    Raises:
-        EhrseqError: As an import; or the source is a folder, which is read without SQL.
-    """
-    shown: list[str] = []
-    job = Import("omop", Path(), ImportConfig(), None)
-    with _opened(source, job, shown) as tables:
-        concepts = _read_tables(tables, job, lambda rows: None)
-        concepts.facts(set())
-    if "://" not in source:
-        raise EhrseqError(
-            "files are read without SQL",
-            where=source,
-            fix="name a database: postgres://… or duckdb://FILE",
-        )
-    return list(dict.fromkeys(shown))
-
-
 @reader(
     "omop",
     help="OMOP CDM 5.3 or 5.4, from files or from a live database.",
     source="Folder of CSV, CSV.gz or Parquet tables, or postgres://… or duckdb://FILE",
-    sql=source_sql,
 )
 def import_omop(source: str, job: Import) -> None:
     """Read a folder with one file per table, or a database; see `Reader`."""
-    with _opened(source, job) as tables:
+    with _opened(source) as tables:
         job.report.missing += [name for name in TABLES if name not in tables]
         with job.writer(local_path(source), encounter=pa.int64()) as writer:
             concepts = _read_tables(tables, job, writer.add)
@@ -144,7 +120,7 @@ Tables = Mapping[str, list[SourceTable]]  # several files of a folder, or with c
 
 
 @contextmanager
-def _opened(source: str, job: Import, shown: list[str] | None = None) -> Iterator[Tables]:
+def _opened(source: str) -> Iterator[Tables]:
     """The tables of a folder or a database by name, with the names of OMOP's columns.
 
     Raises:
@@ -152,7 +128,7 @@ def _opened(source: str, job: Import, shown: list[str] | None = None) -> Iterato
     """
     names = {*TABLES, *_ALIASES}
     is_url = "://" in source
-    opened = database_tables(source, names, shown) if is_url else nullcontext(_files(source, names))
+    opened = database_tables(source, names) if is_url else nullcontext(_files(source, names))
     with opened as source_tables:
         tables: dict[str, list[SourceTable]] = {}
         for alias, table in source_tables:

@@ -1,14 +1,28 @@
-"""The objectives: guess a code taken from a visit, and how long after each visit every code is recorded next."""
+"""What pretraining learns: to guess a code taken from a visit, and how long after each visit every code comes next.
 
-from dataclasses import dataclass, replace
+Each objective is one class with `@objective("name")`, here or in a module of your own. `PretrainingObjective` is their
+weighted sum, which the training loop learns.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from ehrsequencing.batches.visit_batch import VisitBatch
+from ehrsequencing.batches.device import on_device
+from ehrsequencing.batches.loader import Step, SubjectLoader
+from ehrsequencing.config import ModelConfig, TrainingConfig
 from ehrsequencing.config.base import objective
+from ehrsequencing.core.arrays import Floats, Ints
+from ehrsequencing.core.signals import Stop
+from ehrsequencing.models.base import SurvivalModel
+from ehrsequencing.models.behrt import BEHRTForSurvival
+from ehrsequencing.models.embeddings import CodeEmbedding
+from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from ehrsequencing.models.outcomes import (
     OutcomeHead,
     OutcomeLabels,
@@ -17,33 +31,77 @@ from ehrsequencing.models.outcomes import (
     starting_rates,
 )
 from ehrsequencing.models.segments import gather_rows, to_device
-from ehrsequencing.records.hazards import event_bin
-from ehrsequencing.training.pretraining.objective import (
-    CodeObjective,
-    CodeScores,
-    Measures,
-    ObjectiveInputs,
-    RecordBatch,
-    ranks_of,
-    subjects_of,
-    target_rows,
-)
-from ehrsequencing.training.pretraining.targets import TargetCodes, TimesToCodes, times_to_codes
+from ehrsequencing.records.timelines import Timelines
+from ehrsequencing.training.loop import step_seed
+from ehrsequencing.training.objectives import Masked, mask_codes
+from ehrsequencing.training.pretraining.targets import Rates, TargetCodes, times_to_codes
+from ehrsequencing.training.processes import autocast
 
+MOST_SCORES = 2**21  # of visits times codes in one step: 8 MiB
+MOST_VISITS = 1024  # that one objective predicts from, in one step
+MASKED_SHARE = 0.5  # of the visits, which lose one of their codes
 # bins of the hazards: quantiles of the training subjects' times to the next record of a code
 TIME_BINS = 6
 RANK = 32  # width of a code's vector, at most that of a state
 
-# ---- masked codes ----
+
+@dataclass(frozen=True)
+class ObjectiveInputs:
+    """What an objective is made from."""
+
+    config: ModelConfig
+    codes: TargetCodes
+    rates: Rates
+
+    @property
+    def most_visits(self) -> int:
+        """At most so many visits of a step are predicted from, so that memory does not grow with the vocabulary."""
+        return max(16, min(MOST_VISITS, MOST_SCORES // len(self.codes)))
 
 
 @dataclass(frozen=True)
-class Masked:
-    """A batch from which codes were taken."""
+class RecordBatch:
+    """One batch of whole records, and what its targets are looked up in."""
 
-    batch: VisitBatch
-    row: Tensor  # (M,) rows of the batch that lack a code, rising
-    code: Tensor  # (M,) the target code that each lacks
+    model: SurvivalModel
+    step: Step  # `rows` are visits of `timelines`, `positions` their rows in the batch
+    timelines: Timelines
+    # (N, d) after the timeline; None where no objective looks at the whole record
+    states: Tensor | None
+
+
+@dataclass(frozen=True)
+class Guesses:
+    """What an objective loses at each visit with a target, in nats."""
+
+    loss: Tensor  # (n,)
+    visit: Ints  # (n,) of the timelines
+    by_frequency: Tensor | None = (
+        None  # (n,) what the codes' frequencies alone would lose, where it is asked for
+    )
+
+
+class CodeObjective(nn.Module):
+    """Guesses codes of a record. Its own weights live here; a pretrained model has none of them.
+
+    Attributes:
+        is_bidirectional: Whether it may be used with `model.attention=bidirectional`.
+        needs_states: Whether it looks at the states of the whole record (`RecordBatch.states`).
+    """
+
+    is_bidirectional = False
+    needs_states = True
+
+    def __init__(self, inputs: ObjectiveInputs) -> None:
+        super().__init__()
+        self.inputs = inputs
+
+    def forward(self, batch: RecordBatch, *, measure: bool = False) -> Guesses | None:
+        """The losses of a batch; None where it has no target. To `measure` also says what frequencies would lose."""
+        raise NotImplementedError
+
+
+# ---- masked codes ----------------------------------------------------------------------------------------------------
 
 
 @objective("masked_codes")
@@ -63,112 +121,83 @@ class MaskedCodes(CodeObjective):
     def __init__(self, inputs: ObjectiveInputs) -> None:
         super().__init__(inputs)
         self.scores = CodeScores(inputs.config.dim, np.log(inputs.rates.share))
-        self.register_buffer(
-            "start", torch.from_numpy(np.log(inputs.rates.share)).float(), persistent=False
-        )
+        self.register_buffer("start", self.scores.bias.detach().clone(), persistent=False)
         self.start: Tensor
 
-    def forward(self, batch: RecordBatch, measures: Measures | None = None) -> Tensor:
-        """Mean loss of the visits that lack a code."""
-        visits = batch.step.batch
-        device = visits.codes.device
-        masked = mask(
-            visits.host,
-            torch.from_numpy(batch.step.positions),
-            batch.codes,
-            share=self.inputs.masked_share,
-            most=self.inputs.most_visits,
-        )
+    def forward(self, batch: RecordBatch, *, measure: bool = False) -> Guesses | None:
+        """The losses of the visits that lack a code."""
+        visits, codes = batch.step.batch.host, self.inputs.codes
+        device = batch.step.batch.codes.device
+        number = torch.from_numpy(codes.number)[visits.codes]
+        among = torch.zeros(visits.n_visits, dtype=torch.bool)
+        among[torch.from_numpy(batch.step.positions)] = True
+        among &= torch.rand(visits.n_visits) < MASKED_SHARE
+        masked = mask_codes(visits, number, among, most=self.inputs.most_visits)
         if masked is None:
-            return self.start.new_zeros(())
+            return None
         left_visits = masked.batch.pin_memory() if device.type == "cuda" else masked.batch
         _, states = batch.model.states(left_visits.to(device, non_blocking=True))
         z = gather_rows(states, to_device(masked.row, device))
-        left = _left(masked, batch.codes)
-        scores = self.scores(z, target_rows(batch))
-        scores = scores.masked_fill(to_device(left, device), float("-inf"))
-        loss = F.cross_entropy(scores, to_device(masked.code, device))
-        if measures is not None:
-            self._measure(scores.detach().cpu(), left, masked, batch, measures)
-        return loss
-
-    def _measure(
-        self, scores: Tensor, left: Tensor, masked: Masked, batch: RecordBatch, measures: Measures
-    ) -> None:
-        """Loss and recall of the model and of frequencies."""
-        row, code = np.arange(len(masked.row)), masked.code.numpy()
-        by_frequency = self.start.cpu().expand_as(scores).masked_fill(left, float("-inf"))
-        position = np.full(batch.step.batch.n_visits, -1)
+        left, code = (to_device(x, device) for x in (_left(masked, codes), masked.code))
+        table = code_embedding(batch.model).table
+        scores = self.scores(z, table(torch.from_numpy(codes.tokens).to(device)))
+        loss, by_frequency = _log_share(scores, left, code), None
+        if measure:
+            by_frequency = _log_share(self.start.expand_as(scores), left, code)
+        position = np.full(visits.n_visits, -1)
         position[batch.step.positions] = batch.step.rows
-        of_subject = subjects_of(batch, position[masked.row.numpy()])
-        guesses = {"model": scores, "frequency": by_frequency}
-        measures.add_recalls(
-            {name: ranks_of(guess, row, code) for name, guess in guesses.items()}, of_subject
-        )
-        for name, guess in (("loss", scores), ("frequency loss", by_frequency)):
-            each = F.cross_entropy(guess, masked.code, reduction="none")
-            measures.add(name, each.double().sum(), len(each))
+        return Guesses(loss, position[masked.row.numpy()], by_frequency)
 
 
-def mask(
-    batch: VisitBatch, positions: Tensor, codes: TargetCodes, *, share: float, most: int
-) -> Masked | None:
-    """Take one target code, with all its copies, from each of some visits; None where there is none to take.
-
-    Args:
-        batch: On the CPU.
-        positions: Rows of the batch that may lose a code.
-        codes: What may be taken; a code's joint tokens (`CODE//Q3`) are taken with it.
-        share: Chance that a visit with a target code loses one.
-        most: At most so many visits, drawn at random.
-    """
-    number = torch.from_numpy(codes.number)[batch.codes]
-    allowed = torch.zeros(batch.n_visits, dtype=torch.bool)
-    allowed[positions] = True
-    allowed &= ~batch.is_query & (torch.rand(batch.n_visits) < share)
-    may = (number >= 0) & allowed[batch.visit_of_code]
-    order = torch.rand(batch.n_codes).masked_fill(~may, -1.0)
-    best = torch.segment_reduce(order, "max", offsets=batch.visit_offsets, initial=-1.0)
-    row = (best >= 0).nonzero().squeeze(1)
-    if len(row) > most:
-        row = row[torch.randperm(len(row))[:most].sort().values]
-    if not len(row):
-        return None
-    taken = torch.full((batch.n_visits,), -2)
-    picked = ((order == best[batch.visit_of_code]) & may).nonzero().squeeze(1)
-    taken[batch.visit_of_code[picked]] = number[picked]
-    is_kept_row = torch.zeros(batch.n_visits, dtype=torch.bool)
-    is_kept_row[row] = True
-    taken[~is_kept_row] = -2
-    left = number != taken[batch.visit_of_code]
-    count = torch.zeros(batch.n_visits, dtype=torch.int64).index_add_(
-        0, batch.visit_of_code, left.long()
-    )
-    seen = replace(
-        batch,
-        codes=batch.codes[left],
-        visit_offsets=F.pad(count.cumsum(0), (1, 0)),
-        values=None if batch.values is None else batch.values[left],
-        code_types=None if batch.code_types is None else batch.code_types[left],
-    )
-    return Masked(seen, row, taken[row])
+def _log_share(scores: Tensor, left: Tensor, code: Tensor) -> Tensor:
+    """(M,) −log softmax of scores (M, C) at one code each (M,), among the codes that are not left in the visit."""
+    return F.cross_entropy(scores.masked_fill(left, float("-inf")), code, reduction="none")
 
 
 def _left(masked: Masked, codes: TargetCodes) -> Tensor:
     """(M, C) which target codes are still in each visit."""
     place = torch.full((masked.batch.n_visits,), -1)
     place[masked.row] = torch.arange(len(masked.row))
-    row, code = (
-        place[masked.batch.visit_of_code],
-        torch.from_numpy(codes.number)[masked.batch.codes],
-    )
+    row = place[masked.batch.visit_of_code]
+    code = torch.from_numpy(codes.number)[masked.batch.codes]
     both = (row >= 0) & (code >= 0)
     left = torch.zeros(len(masked.row), len(codes), dtype=torch.bool)
     left[row[both], code[both]] = True
     return left
 
 
-# ---- time to every code ----
+class CodeScores(nn.Module):
+    """Scores of codes, tied to the model's code embedding: `b_c + (W_q LN z) · (W_k E_c) / √d`.
+
+    Args:
+        dim: d.
+        start: (C,) b at the start.
+    """
+
+    def __init__(self, dim: int, start: Floats) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(dim)
+        self.W_q, self.W_k = nn.Linear(dim, dim), nn.Linear(dim, dim, bias=False)
+        nn.init.normal_(self.W_q.weight, std=0.1 * dim**-0.5)  # starts near b
+        nn.init.zeros_(self.W_q.bias)
+        self.bias = nn.Parameter(torch.from_numpy(start).float())
+
+    def forward(self, z: Tensor, rows: Tensor) -> Tensor:
+        """(n, d) states and (C, d) rows of the code embedding → (n, C) scores, at least float32."""
+        queries = self.W_q(self.norm(z)) * z.shape[1] ** -0.5
+        scores = torch.addmm(self.bias.to(z.dtype), queries, self.W_k(rows).T)
+        return scores.to(torch.promote_types(scores.dtype, torch.float32))
+
+
+def code_embedding(model: SurvivalModel) -> CodeEmbedding:
+    """The code embedding of either architecture."""
+    if isinstance(model, BEHRTForSurvival):
+        return model.encoder.embedding.code
+    assert isinstance(model, HierarchicalBEHRTForSurvival)
+    return model.code_embedding
+
+
+# ---- time to every code ----------------------------------------------------------------------------------------------
 
 
 @objective("time_to_code")
@@ -186,11 +215,8 @@ class TimeToCode(CodeObjective):
     def __init__(self, inputs: ObjectiveInputs) -> None:
         super().__init__(inputs)
         waits, n = inputs.rates.waits, len(inputs.codes)
-        inner = (
-            np.quantile(waits.days, np.arange(1, TIME_BINS) / TIME_BINS)
-            if len(waits.days)
-            else np.zeros(0)
-        )
+        quantiles = np.arange(1, TIME_BINS) / TIME_BINS
+        inner = np.quantile(waits.days, quantiles) if len(waits.days) else np.zeros(0)
         edges = tuple(float(edge) for edge in np.unique(np.round(inner, 4)) if edge > 0)
         dim = inputs.config.dim
         self.head = OutcomeHead(
@@ -206,51 +232,139 @@ class TimeToCode(CodeObjective):
         self.start: Tensor
         self.most = max(16, inputs.most_visits // self.head.bins)
 
-    def forward(self, batch: RecordBatch, measures: Measures | None = None) -> Tensor:
-        """Mean loss of the visits that are not their subject's last."""
-        times = times_to_codes(batch.timelines, batch.step.rows, batch.codes, most=self.most)
-        n, device = len(times.chosen), self.start.device
-        if not n or batch.states is None:
-            return self.start.new_zeros(())
-        positions = torch.from_numpy(batch.step.positions[times.chosen])
-        z = gather_rows(batch.states, to_device(positions, device))
+    def forward(self, batch: RecordBatch, *, measure: bool = False) -> Guesses | None:
+        """The losses of the visits that are not their subject's last."""
+        step, device = batch.step, self.start.device
+        times = times_to_codes(batch.timelines, step.rows, self.inputs.codes, most=self.most)
+        if not len(times.chosen) or batch.states is None:
+            return None
+        positions = torch.from_numpy(step.positions[times.chosen])
+        factors = self.head(gather_rows(batch.states, to_device(positions, device)))
         stop = torch.from_numpy(times.stop_days).float().to(device)
         days = torch.from_numpy(times.days).float().to(device)
-        row, code = (
-            to_device(torch.from_numpy(index), device) for index in (times.row, times.code)
-        )
+        row, code = (to_device(torch.from_numpy(x), device) for x in (times.row, times.code))
         labels = OutcomeLabels(row, code, days)
-        factors, vectors, edges = self.head(z), self.head.vectors.weight, self.head.edges_days
-        each = outcomes_nll(
-            factors, vectors, self.head.bias, edges_days=edges, stop_days=stop, labels=labels
-        )
-        loss = each.sum() / n
-        if measures is not None:
-            measures.add("loss", loss.double() * n, n)
-            none = torch.zeros_like(factors)
-            each = outcomes_nll(
-                none, vectors, self.start, edges_days=edges, stop_days=stop, labels=labels
-            )
-            measures.add("frequency loss", each.double().sum(), n)
-            self._measure(self.head.log_hazards(z), times, batch, measures)
-        return loss
 
-    def _measure(
-        self, log_hazards: Tensor, times: TimesToCodes, batch: RecordBatch, measures: Measures
+        def nll(factors: Tensor, bias: Tensor) -> Tensor:
+            vectors, edges = self.head.vectors.weight, self.head.edges_days
+            return outcomes_nll(
+                factors, vectors, bias, edges_days=edges, stop_days=stop, labels=labels
+            )
+
+        by_frequency = nll(torch.zeros_like(factors), self.start) if measure else None
+        return Guesses(nll(factors, self.head.bias), step.rows[times.chosen], by_frequency)
+
+
+# ---- their weighted sum ----------------------------------------------------------------------------------------------
+
+
+class PretrainingObjective:
+    """The weighted sum of some objectives, for the training loop.
+
+    Args:
+        bundle: `model` and `objectives`, which are trained together.
+        weights: Of each objective's loss.
+        train: The training subjects, with their visits as rows.
+        tuning: The tuning subjects, likewise.
+        settings: Of the training.
+        tuning_budget: Visits in a batch of the tuning split.
+    """
+
+    word = "loss"
+    divisor = 1.0
+
+    def __init__(
+        self,
+        bundle: nn.ModuleDict,
+        weights: Mapping[str, float],
+        train: SubjectLoader,
+        tuning: SubjectLoader,
+        settings: TrainingConfig,
+        *,
+        tuning_budget: int,
     ) -> None:
-        """Recall of the codes that come first after each visit, by their hazards in the bin of that time."""
-        n = len(times.chosen)
-        first = np.full(n, np.inf)
-        np.minimum.at(first, times.row, times.days)
-        is_first = times.days <= first[times.row]
-        first[np.isinf(first)] = 0.0
-        bins, every = (
-            torch.from_numpy(event_bin(self.head.edges_days, first)),
-            torch.arange(n),
-        )
-        by_frequency = self.start.cpu().T[bins]
-        ours = log_hazards.detach().cpu()[every, :, bins]
-        row, code = times.row[is_first], times.code[is_first]
-        guesses = {"model": ours, "frequency": by_frequency}
-        ranks = {name: ranks_of(guess, row, code) for name, guess in guesses.items()}
-        measures.add_recalls(ranks, subjects_of(batch, batch.step.rows[times.chosen])[row])
+        self.bundle, self.weights, self.train = bundle, dict(weights), train
+        self.tuning, self.settings, self.tuning_budget = tuning, settings, tuning_budget
+
+    def loss(self, step: Step) -> Tensor:
+        """The weighted sum of a batch's losses, each a mean over its targets; without a gradient where it has none."""
+        total = torch.zeros(())
+        for name, guesses in self._guesses(self.bundle, step, self.train.timelines).items():
+            if guesses is not None:
+                total = total + self.weights[name] * guesses.loss.mean()
+        return total
+
+    def terms(self, step: Step) -> int:
+        """Each batch counts once."""
+        return 1
+
+    def tuning_losses(self, module: nn.Module, stop: Stop) -> dict[str, float]:
+        """The weighted loss on the tuning split, and that of each objective."""
+        losses = {name: one["loss"] or 0.0 for name, one in self.measure(module, stop).items()}
+        total = sum(self.weights[name] * one for name, one in losses.items())
+        return {"tuning_loss": total, **{f"tuning_{name}": one for name, one in losses.items()}}
+
+    def measure(self, bundle: nn.Module, stop: Stop | None = None) -> dict[str, dict[str, Any]]:
+        """The losses of every objective on the tuning split, with the same masks each time; see `measured`."""
+        kept = {name: ([np.zeros(0)], [np.zeros(0)], [np.zeros(0)]) for name in self.weights}
+        device, timelines = next(bundle.parameters()).device, self.tuning.timelines
+        bundle.eval()
+        with (
+            torch.no_grad(),
+            autocast(device, self.settings.precision),
+            torch.random.fork_rng(devices=[]),
+        ):
+            torch.manual_seed(step_seed(self.settings.seed, 2**32))
+            steps = self.tuning.in_order(visit_budget=self.tuning_budget)
+            for step in on_device(steps, device):
+                for name, one in self._guesses(bundle, step, timelines, measure=True).items():
+                    if one is not None and one.by_frequency is not None:
+                        losses = (x.double().cpu().numpy() for x in (one.loss, one.by_frequency))
+                        for column, x in zip(
+                            kept[name], (timelines.owner[one.visit], *losses), strict=True
+                        ):
+                            column.append(x)
+                if stop is not None:
+                    stop.leave_if_asked()
+        return {name: measured(*map(np.concatenate, columns)) for name, columns in kept.items()}
+
+    def _guesses(
+        self, bundle: Any, step: Step, timelines: Timelines, *, measure: bool = False
+    ) -> dict[str, Guesses | None]:
+        """Those of each objective; the states of the whole records are computed once for all of them."""
+        model, objectives = bundle["model"], dict(bundle["objectives"].items())
+        states = None
+        if any(one.needs_states for one in objectives.values()):
+            states = model.states(step.batch)[1]
+        batch = RecordBatch(model, step, timelines, states)
+        return {name: one(batch, measure=measure) for name, one in objectives.items()}
+
+
+def measured(owner: Ints | Floats, loss: Floats, by_frequency: Floats) -> dict[str, Any]:
+    """Mean losses of n targets, the model's and frequencies'; and the gain, with its 95 % interval over subjects.
+
+        m = Σ_s T_s / Σ_s n_s,   se² = S / (S − 1) · Σ_s (T_s − m n_s)² / (Σ_s n_s)²
+
+    with n_s targets of subject s and T_s the sum of their gains. One subject has no interval.
+
+    Args:
+        owner: (n,) whose targets they are.
+        loss: (n,) what the model loses.
+        by_frequency: (n,) what frequencies lose.
+
+    >>> measured(np.array([3, 3, 5, 5]), np.ones(4), np.full(4, 2.0))["gain"]
+    {'value': 1.0, 'low': 1.0, 'high': 1.0}
+    """
+    n, (_, who) = len(loss), np.unique(owner, return_inverse=True)
+    means: dict[str, Any] = {"targets": n, "loss": None, "frequency_loss": None}
+    gain: dict[str, float | None] = {"value": None, "low": None, "high": None}
+    if n:
+        gains, people = by_frequency - loss, int(who.max()) + 1
+        mean = float(gains.mean())
+        means |= {"loss": float(loss.mean()), "frequency_loss": float(by_frequency.mean())}
+        gain["value"] = mean
+        if people > 1:
+            of_subject = np.bincount(who, gains - mean)
+            half = 1.96 * float(np.sqrt(people / (people - 1) * np.square(of_subject).sum())) / n
+            gain |= {"low": mean - half, "high": mean + half}
+    return {**means, "gain": gain}

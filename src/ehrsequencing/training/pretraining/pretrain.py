@@ -26,8 +26,8 @@ from ehrsequencing.models.ensemble import build_model
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.training.loop import ShowProgress, Training, show_nothing
-from ehrsequencing.training.plan import SAVING
-from ehrsequencing.training.pretraining.objective import (
+from ehrsequencing.training.plan import SAVING, shape_of_inputs
+from ehrsequencing.training.pretraining.objectives import (
     ObjectiveInputs,
     PretrainingObjective,
 )
@@ -40,7 +40,6 @@ from ehrsequencing.training.pretraining.targets import (
     visit_rows,
 )
 from ehrsequencing.training.processes import training_device
-from ehrsequencing.training.resolve import shape_of_inputs
 from ehrsequencing.training.run_folder import (
     RESULTS_FILE,
     RunFolder,
@@ -117,7 +116,6 @@ class Pretrainer:
         self.objective = PretrainingObjective(
             bundle,
             self.weights,
-            self.codes,
             self.loader,
             self.tuning_loader,
             self.settings,
@@ -189,7 +187,6 @@ class Pretrainer:
 
     def _results(self, state: TrainingState) -> dict[str, Any]:
         """What the best weights do on the tuning split, beside the baselines."""
-        measured = self.objective.measure(self.training.best)
         return {
             **PRETRAINED.facts,
             "task": self.task_name,
@@ -202,14 +199,11 @@ class Pretrainer:
             "seconds": round(sum(row["seconds"] for row in state.history), 1),
             "objectives": {
                 name: {
+                    **one,
                     "weight": self.weights[name],
-                    "measures": measures.means,
-                    "counts": {
-                        what: shareable_count(count) for what, count in measures.counts.items()
-                    },
-                    "gains": measures.gains,
+                    "targets": shareable_count(one["targets"]),
                 }
-                for name, measures in measured.items()
+                for name, one in self.objective.measure(self.training.best).items()
             },
         }
 

@@ -248,9 +248,7 @@ def _by_ontology(
         for parent in up:
             children.setdefault(parent, []).append(code)
     below = set().union(*(reachable(code, children) for code in named)) if named else set()
-    rolled = {vocabulary.rolled_up(code) for code in named}
-    relatives = ancestors | below | {code for code in rolled if code is not None}
-    return _tokens(vocabulary, own), _tokens(vocabulary, relatives)
+    return _tokens(vocabulary, own), _tokens(vocabulary, ancestors | below)
 
 
 def _tokens(vocabulary: Vocabulary, codes: Iterable[str]) -> Ints:

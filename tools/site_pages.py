@@ -27,7 +27,7 @@ from ehrsequencing.api.paper import PaperTable
 from ehrsequencing.api.predictions import StepFunction
 from ehrsequencing.api.run import TrainedRun
 from ehrsequencing.core import elsewhere
-from ehrsequencing.core.durations import format_days, parse_days
+from ehrsequencing.core.text import format_days, parse_days
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.simulate import SimulationConfig
 

@@ -1,4 +1,4 @@
-"""Draws the figures of docs/models.md as SVG: `python docs/figures/draw.py`. The same bytes every time.
+"""Draws the figures of docs/models.md as SVG: `python tools/draw_figures.py`. The same bytes every time.
 
 What a figure says about attention and weights is asked of the package: who sees whom is read off `attention` under the
 real plans, and the weights of the importance figure come from `segment_softmax`.
@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 
 from ehrsequencing import VisitBatch
-from ehrsequencing.models import attention, behrt
-from ehrsequencing.models.attention_blocks import AttentionPlan
+from ehrsequencing.models.attention import AttentionPlan, codes_plan, time_plan
 from ehrsequencing.models.behrt import Tokens
 from ehrsequencing.models.segments import segment_softmax
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1] / "docs" / "figures"
 # Okabe and Ito's palette: told apart by colour-blind readers, and in grey.
 BLUE, ORANGE, GREEN, SKY, RED = "#0072B2", "#E69F00", "#009E73", "#56B4E9", "#D55E00"
 INK, GREY, PALE, WHITE = "#1f2328", "#59636e", "#f0f3f6", "#ffffff"
@@ -121,7 +120,7 @@ def subject_batch(codes_per_row: tuple[int, ...], is_query: tuple[bool, ...]) ->
 def who_sees(plan: AttentionPlan, rows: int) -> list[list[bool]]:
     """The plan's (rows, rows) mask: with equal scores, attention to one-hot values is positive where a row looks."""
     zeros = torch.zeros(rows, rows)
-    weights: Tensor = attention.attend(zeros, zeros, torch.eye(rows), plan, heads=1)
+    weights: Tensor = plan.attend(zeros, zeros, torch.eye(rows), heads=1)
     return [[bool(weight > 0) for weight in row] for row in weights]
 
 
@@ -342,7 +341,7 @@ def visits_matrix(
     """A plan over visits: seven visits, a query after the third and one at the end."""
     is_query = [False, False, False, True, False, False, False, False, True]
     batch = subject_batch((0,) * len(is_query), tuple(is_query))
-    seen = who_sees(attention.visits_plan(batch, window=window, bidirectional=ahead), len(is_query))
+    seen = who_sees(time_plan(batch, window=window, bidirectional=ahead), len(is_query))
     numbers = iter(range(1, 10))
     names = ["?" if query else str(next(numbers)) for query in is_query]
     matrix(picture, x, y, title, seen, names, list(range(len(names))), is_query)
@@ -355,10 +354,9 @@ def tokens_matrix(
     asked = (False, False, False, True, False, False) if reach is not None else (False,) * 5
     batch = subject_batch((3, 1, 2, 0, 2, 1) if reach is not None else (3, 1, 2, 2, 1), asked)
     tokens = Tokens.of_batch(batch)
-    if reach is None:
-        plan = attention.codes_plan(batch.visit_offsets)
-    else:
-        plan = behrt.tokens_plan(batch, tokens.offsets, max_tokens=reach)
+    plan = codes_plan(batch.visit_offsets)
+    if reach is not None:
+        plan = time_plan(batch, window=reach, offsets=tokens.offsets)
     owner: list[int] = tokens.row.tolist()
     is_query = [asked[row] for row in owner]
     letters = iter("abcdefghijkl")
