@@ -6,7 +6,7 @@
 from collections.abc import Mapping
 from typing import Any, Generic, Literal, NotRequired, TypedDict
 
-from ehrsequencing.records.account import Imported, Manifest, N, RecordsBefore, Step
+from ehrsequencing.records.account import N, RecordsBefore, Step
 
 
 class Horizon(TypedDict):
@@ -252,6 +252,17 @@ def place_of(row: Mapping[str, Any]) -> tuple[float | None, str, float | None]:
 
 # ---- manifests of runs; `core.outputs` writes and checks them ----
 
+# What every manifest has, and how the records were imported; `required` files must stay as they are, all without it.
+Manifest = TypedDict(
+    "Manifest",
+    {
+        "kind": str,
+        "files": dict[str, str],  # name → SHA-256
+        "required": NotRequired[list[str]],
+        "import": NotRequired[dict[str, Any]],
+    },
+)
+
 
 class Origin(TypedDict, total=False):
     """A model that a run started from, and what that one started from in its turn."""
@@ -268,7 +279,7 @@ class Origin(TypedDict, total=False):
     init: "Origin"
 
 
-class RunManifest(Manifest, Imported):
+class RunManifest(Manifest):
     """Of a run; a shared model lacks what would tell of its place."""
 
     prepared: str
