@@ -304,7 +304,7 @@ def render_list(summary: dict[str, Any], drift: Drift) -> str:
         lines.append(f"{summary['above']['people']:,} people have a risk of {limit}.{told}")
     rows = [_list_row(one) for one in summary["highest"]]
     if summary["highest_over"]:
-        rows.append((f"Their {summary['window']} are over", "", "", ""))
+        rows.append((f"Their horizon of {summary['window']} has passed", "", "", ""))
         rows += [_list_row(one) for one in summary["highest_over"]]
     run = f"Run {made_by['run']} ({made_by['fingerprint']}), data {made_by['data']}."
     if summary["list"] is not None:
@@ -312,7 +312,7 @@ def render_list(summary: dict[str, Any], drift: Drift) -> str:
     age, ago = "", summary["median_days_ago"]
     if ago is not None:  # null where nobody has a prediction time
         age = f" Half of them were more than {ago:,.0f} days ago"
-        age += f", and for {over:,} the {summary['window']} are over." if over else "."
+        age += f", and for {over:,} the horizon of {summary['window']} has passed." if over else "."
     notes = [
         f"Asked: {asked or 'nobody'}.{age}",
         *([drift.verdict] if drift.passes else []),
