@@ -23,7 +23,7 @@ from ehrsequencing.readers.rows import (
     make_rows,
     places,
 )
-from ehrsequencing.records.deaths import AGREE_DAYS, DOUBT_DAYS, filled_from, filled_until
+from ehrsequencing.records.deaths import AGREE_DAYS, DOUBT_DAYS, filled_period
 from ehrsequencing.records.events import (
     CONTINUED,
     DAY_US,
@@ -215,8 +215,9 @@ def choose_deaths(rows: Rows, drawn_us: int, counts: RuleCounts) -> None:
     chosen = is_stated | rows.of_role(Role.VISIT)
     np.maximum.at(last_us, rows.subject[chosen], rows.time_us[chosen])
     good = is_stated & (rows.time_us == last_us[rows.subject])
-    until_us = np.where(rows.end_us == NO_TIME, filled_until(rows.time_us), rows.end_us)
-    first_us = np.where(rows.end_us == NO_TIME, filled_from(rows.time_us), rows.time_us)
+    filled, no_end = filled_period(rows.time_us), rows.end_us == NO_TIME
+    first_us = np.where(no_end, filled[0], rows.time_us)
+    until_us = np.where(no_end, filled[1], rows.end_us)
     is_vague = is_death & ~is_stated & (day_of(until_us) > day_of(first_us))
     is_precise = good | (is_death & ~is_stated & ~is_vague)
     precise_us = np.full(len(rows.subject_ids), UNENDED)

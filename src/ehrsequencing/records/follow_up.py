@@ -79,22 +79,17 @@ def count_ends(
     is_last = (code_us != STATIC) & (code_us // DAY_US == other_us // DAY_US)
     designed_us = designed_end(builder.task.censoring, record.birth_us, dataset_end_us)
     is_late = (designed_us == end_us) & (row_us < end_us - LONG_DAYS * DAY_US) & (end_us != NEVER)
+    who = np.unique(rows.subject)
+    deaths = {"dated": DEATH, "undated": UNDATED_DEATH, "doubtful": DOUBTFUL_DEATH}
     return {
-        **count_deaths(record, rows),
+        **{
+            f"{name}_deaths": int(np.isin(who, record.subject[events.is_code(code)]).sum())
+            for name, code in deaths.items()
+        },
         **_count_unsure(builder, record),
         "without_event": len(first),
         "end_on_last_day": int(is_last.sum()),
         "end_years_after": int(is_late.sum()),
-    }
-
-
-def count_deaths(record: Record, rows: CohortRows) -> dict[str, int]:
-    """Of the subjects of a shard's prediction times, those with a death: dated, without a date, or in doubt."""
-    who = np.unique(rows.subject)
-    codes = {"dated": DEATH, "undated": UNDATED_DEATH, "doubtful": DOUBTFUL_DEATH}
-    return {
-        f"{name}_deaths": int(np.isin(who, record.subject[record.events.is_code(code)]).sum())
-        for name, code in codes.items()
     }
 
 

@@ -118,7 +118,13 @@ class ShardWork:
         reader, parents = MedsReader(data, study.data, study), read_parents(data)
         ends = [code for task in tasks for code in task.censoring.code or ()]
         reader.ends = CodeMatcher([*ENDS, *ends], parents=parents)
-        reader.no_ends = CodeMatcher(_other_roles(tasks), parents=parents)
+        # codes that say more: those of an index, a start or a cause of any task
+        others = (
+            codes
+            for task in tasks
+            for codes in (task.index.code, task.censoring.start, *task.patterns.values())
+        )
+        reader.no_ends = CodeMatcher([c for codes in others for c in codes or ()], parents=parents)
         excluded = excluded_codes(study, tasks, parents)
         lookup = split_lookup(data, study=study, tasks=tasks, excluded=excluded, parents=parents)
         builders = [CohortBuilder(task, parents=parents) for task in tasks]
@@ -219,15 +225,6 @@ class FirstPass(Part):
             for part, days in zip(parts, counts, strict=True):
                 self.kept.append(replace(part, numbers=codes.take(part.numbers)))
                 yield part.subject_id, days
-
-
-def _other_roles(tasks: Sequence[TaskConfig]) -> list[str]:
-    """Codes that say more than that a follow-up ends: those of an index, a start or a cause of any task."""
-    out = list[str]()
-    for task in tasks:
-        out += [*(task.index.code or ()), *(task.censoring.start or ())]
-        out += [code for codes in task.patterns.values() for code in codes]
-    return out
 
 
 # ---- where the work is done: in this process, in several, or on a Dask cluster; joblib spreads it ----
