@@ -3,13 +3,17 @@
 The words of the metrics are in their records (`metrics/`), whole sentences in the templates.
 """
 
+import json
 import math
 import re
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
+from hashlib import sha256
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from ehrsequencing.config import DAYS_PER_YEAR
 from ehrsequencing.metrics.registry import METRICS
@@ -165,11 +169,14 @@ def rounded(value: float, sign: str = "") -> str:
 
 
 @cache
-def environment() -> Environment:
-    """The templates, compiled once, with the filters that they format numbers with; what they print is escaped."""
-    loader = PackageLoader("ehrsequencing.reporting")
+def environment(*rooms: str) -> Environment:
+    """The templates, compiled once, with the filters that they format numbers with; what they print is escaped.
+
+    Templates of further rooms extend those of reporting.
+    """
+    loaders = [PackageLoader(f"ehrsequencing.{room}") for room in (*rooms, "reporting")]
     made = Environment(
-        loader=loader,
+        loader=ChoiceLoader(loaders),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -185,3 +192,14 @@ def environment() -> Environment:
     made.filters["whole_percent"] = "{:.0%}".format
     made.filters["per_100"] = lambda value: f"{100 * value:.0f}"
     return made
+
+
+def hashed(script: str) -> str:
+    """What a page's policy says of a script, or a style, that it may hold."""
+    return f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'"
+
+
+def json_text(value: object) -> Markup:
+    """Data for a page's script, as JSON that no text in it can end."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return Markup(text.replace("<", "\\u003c"))
