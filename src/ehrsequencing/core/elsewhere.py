@@ -151,10 +151,8 @@ def answering(function: Called, name: str = "") -> Called:
                     where=named_as,
                     fix="see its documentation",
                 )
-            option = options.get(argument)
-            if option is not None and (fault := option.fault_of(value)):
-                fix = f"use {' or '.join(option.choices)}" if option.choices else "use more"
-                raise EhrseqError(fault, where=f"{named_as}, {argument}", fix=fix)
+            if argument in options:
+                options[argument].check(value, f"{named_as}, {argument}")
         return function(*given, **named)
 
     return cast(Called, call)
