@@ -10,6 +10,7 @@ from ehrsequencing.config import EvaluationConfig, StudyConfig, TaskConfig
 from ehrsequencing.core.arrays import Floats
 from ehrsequencing.evaluation.comparison import NETWORK, OURS
 from ehrsequencing.prediction.run import Run
+from ehrsequencing.predictors.blend import STACKED
 from ehrsequencing.predictors.boosted import BoostedVisits
 from ehrsequencing.predictors.cox import LandmarkCox
 from ehrsequencing.predictors.fit import Fitted, fit_baselines, landmark_nll
@@ -19,7 +20,6 @@ from ehrsequencing.predictors.predictor import Predictor
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.vocabulary import Vocabulary
-from ehrsequencing.results.result_types import Declared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,17 +103,20 @@ def fit_rivals(
         trials=trials or 1,
         recalibration=evaluated.study.training.recalibration,
     )
-    return fit_baselines(
+    fitted = fit_baselines(
         settings.baselines,
         data,
         known=known_baselines(evaluated.run, seed=settings.seed, trials=trials),
         progress=lambda name: progress(f"baseline: {name}"),
     )
+    if evaluated.run is not None and not evaluated.study.training.network:
+        return [one for one in fitted if one.model.name != STACKED]  # ours under another name
+    return fitted
 
 
 def declared(
     task: TaskConfig, main: tuple[float | None, float], strongest: Sequence[str]
-) -> Declared | None:
+) -> dict[str, Any] | None:
     """The one comparison with a verdict: at what the task named, beside the rival that tuning chose."""
     if task.main_horizon is None or not strongest:
         return None

@@ -4,6 +4,7 @@ Callers pass real numbers (an undefined estimate is None) and only counts that m
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -15,9 +16,9 @@ from ehrsequencing.config import DAYS_PER_YEAR
 from ehrsequencing.core.arrays import Floats
 from ehrsequencing.reporting.chart import Chart, Curve, Estimate, Figure, ticks
 from ehrsequencing.reporting.wording import duration, percent, percent_mark, plain, with_interval
-from ehrsequencing.results.result_types import Histogram, IncidenceRow
+from ehrsequencing.results.result_types import IncidenceRow
 
-_BARS = 20  # of a histogram
+_MOST_BESIDE, _MOST_ABOVE = 40, 68  # letters of a name beside its row, and above it
 
 # ----------------------------------------------------------------------------------------------- charts made of rows
 
@@ -35,7 +36,8 @@ def forest(
     """Forest plot: one row per model in each group, with intervals and a dashed reference.
 
     Args:
-        groups: (name of the group, its estimates), drawn from top to bottom; a name may have two lines.
+        groups: (name of the group, its estimates), drawn from top to bottom; a name may have two lines. Beside bars it
+            stands in one, above its rows.
         title: Name of the figure.
         label: Name of the horizontal axis.
         reference: Value of the dashed line (no skill).
@@ -44,22 +46,33 @@ def forest(
         bars: Whether a bar leads from the reference to each estimate.
     """
     row, line_height, gap = 13.0, 14.0, 11.0
-    tall = [max(row * len(e), line_height * len(name.split("\n"))) for name, e in groups]
+    named = [[name.replace("\n", " ")] if bars else name.split("\n") for name, _ in groups]
+    head = line_height if bars else 0.0
+    tall = [
+        head + max(row * len(rows), 0.0 if bars else line_height * len(lines))
+        for lines, (_, rows) in zip(named, groups, strict=True)
+    ]
     height = 48 + sum(tall) + gap * len(groups)
     known = [v for _, rows in groups for e in rows for v in (e.value, e.low, e.high)]
     ends = [reference, *(v for v in known if v is not None)]
     low, high = max(min(ends), floor), max(ends)
     pad = 0.05 * (high - low) or 0.1
-    chart = Chart(440, height, (low - pad, high + pad), left=132, top=6)
+    most = _MOST_ABOVE if bars else _MOST_BESIDE
+    named = [[shorten(line, most) for line in lines] for lines in named]
+    left = 14 + (
+        0 if bars else 6 * max((len(line) for lines in named for line in lines), default=0)
+    )
+    chart = Chart(max(308 + left, 440), height, (low - pad, high + pad), left=left, top=6)
     chart.verticals(ticks(chart.x.low, chart.x.high), "grid")
     chart.verticals([reference], "reference")
     chart.x_axis(label, plain)
     top = chart.y.high + gap / 2
-    for (name, rows), block in zip(groups, tall, strict=True):
-        for k, line in enumerate(name.split("\n")):
-            place = top + block / 2 + line_height * (k - name.count("\n") / 2)
-            chart.text(chart.x.low, place, shorten(line, 22), dx=4 - chart.x.start, dy=4)
-        y = top + (block - row * len(rows)) / 2
+    for (name, rows), lines, block in zip(groups, named, tall, strict=True):
+        middle = top + (head if bars else block) / 2
+        for k, line in enumerate(lines):
+            place = middle + line_height * (k - (len(lines) - 1) / 2)
+            chart.text(chart.x.low, place, line, dx=4 - chart.x.start, dy=4)
+        y = top + head + (block - head - row * len(rows)) / 2
         for estimate in rows:
             numbers = with_interval(estimate.value, estimate.low, estimate.high, form)
             if bars and estimate.value is not None:
@@ -91,42 +104,23 @@ def _draw_estimate(
 
 
 def shorten(words: str, most: int = 18) -> str:
-    """Words that fit beside a row of a figure.
+    """Words that fit beside a row of a figure: a code behind its description leaves before a letter does.
 
-    >>> shorten("ETHNICITY//NOT SPECIFIED"), shorten("60-69")
-    ('…//NOT SPECIFIED', '60-69')
+    >>> shorten("ETHNICITY//NOT SPECIFIED"), shorten("Chronic condition 6 (DX//CHRONIC06)", 22)
+    ('…//NOT SPECIFIED', 'Chronic condition 6')
     """
+    if len(words) > most:
+        words = re.sub(r" \([^()]*//[^()]*\)$", "", words)
     if len(words) <= most:
         return words
     tail = words.rsplit("//", 1)[-1]
     return f"…//{tail}" if tail != words and len(tail) <= most - 3 else words[: most - 1] + "…"
 
 
-def histogram(training: Floats, here: Floats, *, title: str) -> Figure:
-    """Two distributions from their quantiles: bars for the training people, a stepped line for the new people.
-
-    Args:
-        training: Quantiles at equal steps.
-        here: The same of the new people.
-        title: Name of the figure.
-    """
-    low, high = min(training[0], here[0]), max(training[-1], here[-1])
-    edges = np.linspace(low, high if high > low else low + 1, _BARS + 1)
-    bars, line = (np.histogram(some, edges)[0] / len(some) for some in (training, here))
-    top = 1.05 * float(max(bars.max(), line.max()))
-    chart = Chart(300, 150, (edges[0], edges[-1]), (0, top), left=14, bottom=24)
-    for k, bar in enumerate(bars.tolist()):
-        chart.bar((edges[k], edges[k + 1]), bar, 0, "bar unknown")
-    chart.path(np.repeat(edges, 2)[1:-1].tolist(), np.repeat(line, 2).tolist())
-    chart.x_axis("", plain, ticks(float(edges[0]), float(edges[-1]), 4))
-    chart.told.append("grey bars: training people; line: these people")
-    return chart.svg(title)
-
-
 # ------------------------------------------------------------------------------------------------ risks and decisions
 
 
-def calibration(curve: Curve, *, title: str, histogram: Histogram) -> Figure:
+def calibration(curve: Curve, *, title: str, histogram: dict[str, Any]) -> Figure:
     """Observed against predicted risk: a smooth curve with its band, and the diagonal, above how common each risk is.
 
     Args:

@@ -103,10 +103,11 @@ def size(people: str) -> str:
 def number(value: float, form: str) -> str:
     """A number by a format, with a real minus: every number of the pages comes from here.
 
-    >>> number(-0.0204, ".2f"), number(0.3, "+.1f")
-    ('−0.02', '+0.3')
+    >>> number(-0.0204, ".2f"), number(0.3, "+.1f"), number(-0.0004, "+.3f")
+    ('−0.02', '+0.3', '0.000')
     """
-    return f"{value:{form}}".replace("-", MINUS)
+    text = f"{value:{form}}"
+    return re.sub(r"^-(?=[0.]+%?$)", "", text).replace("-", MINUS)
 
 
 def percent(value: float) -> str:
@@ -186,6 +187,7 @@ def environment(*rooms: str) -> Environment:
     )
     made.filters.update(size=size, for_readers=for_readers)
     made.globals.update(needed_events=needed_events)
+    made.filters["number"] = number
     made.filters["prose_percent"] = lambda value: f"{rounded(100 * value)}%"
     made.filters["whole_percent"] = "{:.0%}".format
     made.filters["per_100"] = lambda value: f"{100 * value:.0f}"
