@@ -242,7 +242,7 @@ def _ablate(
 
 
 def _pool(files: list[Path], out: Path, *, overwrite: bool) -> None:
-    from ehrsequencing.api.compare import pool_sites
+    from ehrsequencing.api.study import pool_sites
     from ehrsequencing.metrics.registry import METRICS
     from ehrsequencing.reporting.pages import mean, where
 
