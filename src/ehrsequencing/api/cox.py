@@ -24,7 +24,7 @@ from ehrsequencing.core.elsewhere import right_way
 from ehrsequencing.core.errors import EhrseqError, refuse_idle, refuse_unknown
 from ehrsequencing.core.text import day_of
 from ehrsequencing.explain import Question
-from ehrsequencing.explain.cohort import newest_numbers, sampled_people, value_effect
+from ehrsequencing.explain.tables import newest_numbers, sampled_people, value_effect
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.predictors.cox import CoxRows
 from ehrsequencing.predictors.unpenalised_cox import fit_cox

@@ -12,7 +12,7 @@ from ehrsequencing.core.errors import EhrseqError, refuse_idle
 from ehrsequencing.core.signals import keep_freed_memory
 
 if TYPE_CHECKING:
-    from ehrsequencing.explain.cohort import Explanation
+    from ehrsequencing.explain.tables import Explanation
 
 SHOWN = 5  # rows of each table in the terminal
 CODE = 34  # columns of a code in the terminal

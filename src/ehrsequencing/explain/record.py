@@ -105,8 +105,7 @@ class SubjectRecord:
 
     def known_rows(self, row: int = -1) -> Bools:
         """(n,) which rows of the record are part of a visit and known at a prediction time: those stamped by then."""
-        known = np.zeros(len(self.record.events), dtype=bool)
-        known[self.record.visits.event] = True
+        known = np.isin(np.arange(len(self.record.events)), self.record.visits.event)
         return np.asarray(known & (self.record.events.time_us <= self.prediction_us[row]))
 
     def known_codes(self, row: int = -1) -> tuple[str, ...]:
