@@ -179,16 +179,8 @@ def update(run: Path, data: Path, out: Path, **given: Any) -> None:
 def serve(
     run: Path,
     data: Path | None,
-    token: str | None,
     allow_host: Sequence[str] | None,
-    stale: str,
-    max_body: int,
-    max_rows: int,
-    max_visits: int,
     page: bool,
-    what_if: bool,
-    force: bool,
-    timeout: float,
     **given: Any,
 ) -> None:
     """Answer requests for risks over HTTP: MEDS rows, CDS Hooks.
@@ -206,33 +198,35 @@ def serve(
     from ehrsequencing.core.text import day_of
     from ehrsequencing.serve.predictor import Limits
 
+    mebibytes, rows = given.pop("max_body"), given.pop("max_rows")
     limits = Limits(
-        body_bytes=max_body * 2**20,
-        held_bytes=4 * max_body * 2**20,
-        objects=2 * max_rows,
-        values=20 * max_rows,
-        rows=max_rows,
-        visits=max_visits,
-        seconds=timeout,
-        stale_days=day_of(stale, where="--stale"),
+        body_bytes=mebibytes * 2**20,
+        held_bytes=4 * mebibytes * 2**20,
+        objects=2 * rows,
+        values=20 * rows,
+        rows=rows,
+        visits=given.pop("max_visits"),
+        seconds=given.pop("timeout"),
+        stale_days=day_of(given.pop("stale"), where="--stale"),
     )
+    of_page = {name: given.pop(name) for name in ("what_if", "force")}
     open_run(run, data=data)
     started: list[str] = []
 
     def on_start(url: str) -> None:
         started.append(url)
+        how = "with" if given["token"] else "without"
         say(
-            f"listening on {url} ({'with' if token else 'without'} a token); one patient: {url}/patient; the API is "
+            f"listening on {url} ({how} a token); one patient: {url}/patient; the API is "
             f"described at {url}/openapi.json"
         )
 
     listen(
         run,
         data,
-        token=token,
         names=tuple(allow_host or ()),
         limits=limits,
-        explorer=partial(_explorer, data if page else None, what_if=what_if, force=force),
+        explorer=partial(_explorer, data if page else None, **of_page),
         on_start=on_start,
         say=remark,
         **given,

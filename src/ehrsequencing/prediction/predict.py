@@ -205,7 +205,6 @@ class NewRecords:
         return compare(
             self.people,
             self.run,
-            end_us=self.end_us,
             parents=self.parents,
             limits=self.limits,
             risks=risks,

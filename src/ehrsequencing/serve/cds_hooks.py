@@ -106,12 +106,11 @@ def _predicted(request: HookRequest, bundle: dict[str, Any], service: Service) -
     unused.update({FIXES[name]: n for name, n in answer.record.fixes.items()})
     return _summary_and_detail(
         answer,
-        predictor.asked.causes,
+        predictor,
         [name for name in _PREFETCH if name not in request.prefetch],
         unused,
         newest=pc.max(earlier["time"]).as_py(),
         now=now,
-        stale_days=predictor.limits.stale_days,
     )
 
 
@@ -206,15 +205,15 @@ def _lacks(value: Any) -> str | None:
 
 def _summary_and_detail(
     answer: Answer,
-    causes: Sequence[str],
+    predictor: Predictor,
     not_sent: Sequence[str],
     unused: Mapping[str, int],
     *,
     newest: datetime,
     now: datetime,
-    stale_days: float,
 ) -> tuple[str, str]:
     """What a clinician sees: one line, and a table in Markdown; no risk that an old record no longer supports."""
+    causes, stale_days = predictor.asked.causes, predictor.limits.stale_days
     changed = [f"Not used as sent: {n} ({why})." for why, n in unused.items() if n]
     if not len(answer.risks):
         why = "\n".join([f"Reason: {answer.why_none}.", *changed])
