@@ -26,7 +26,7 @@ from ehrsequencing.metrics.discrimination import (
 )
 from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.models.hazards import exposure
-from ehrsequencing.models.risks import onset_risk
+from ehrsequencing.models.outcomes import onset_risk
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.predictors.network import states_of_rows
 from ehrsequencing.records.events import DAY_US

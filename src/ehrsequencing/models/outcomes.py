@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from ehrsequencing.models.hazards import LINEAR_ABOVE, exposure
+from ehrsequencing.models.hazards import LINEAR_ABOVE, cumulative_incidence, exposure
 from ehrsequencing.models.segments import constant, dropout
 
 OUTCOME_RANK = 32  # width r of an outcome's vector
@@ -353,3 +353,35 @@ def starting_rates(events: Tensor, exposed_days: Tensor) -> Tensor:
     shape = (events.sum(0) + 0.5) / (rate * exposed).sum(0).clamp(min=0.5)  # (K,)
     expected = rate * shape * exposed
     return rate * shape * (events + PRIOR_EVENTS) / (expected + PRIOR_EVENTS)
+
+
+def onset_risk(
+    log_hazards: Tensor,
+    competing: Tensor,
+    edges_days: Sequence[float],
+    *,
+    horizons_days: Sequence[float],
+    start_days: float = 0.0,
+) -> Tensor:
+    """Cumulative incidence of each code by each horizon, each code alone against the competing causes.
+
+        F_c(t) = Σ_k λ_{c,k} / (λ_{c,k} + μ_k) · (S_c(τ_{k−1}) − S_c(min(t, τ_k))),   S_c = exp(−Σ (λ_c + μ) · days)
+
+    μ is the sum of the competing causes' hazards (death). Other codes do not compete.
+
+    Args:
+        log_hazards: (N, C, K) of the codes.
+        competing: (N, E, K) log-hazards of the causes that end a record.
+        edges_days: The K − 1 inner edges.
+        horizons_days: H horizons, each above 0.
+        start_days: Given neither the code's event nor a competing one for so long.
+
+    Returns:
+        (N, C, H) float64.
+    """
+    against = competing.logsumexp(1, keepdim=True).expand_as(log_hazards)
+    pairs = torch.stack([log_hazards, against], 2).flatten(0, 1)  # (N·C, 2, K)
+    risk = cumulative_incidence(
+        pairs, edges_days, horizons_days=horizons_days, start_days=start_days
+    )
+    return risk[:, 0].view(*log_hazards.shape[:2], -1)

@@ -12,7 +12,7 @@ from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints
 from ehrsequencing.models import ensemble as models
 from ehrsequencing.models.base import SurvivalModel
-from ehrsequencing.models.risks import onset_risk
+from ehrsequencing.models.outcomes import onset_risk
 from ehrsequencing.models.segments import to_device
 from ehrsequencing.predictors.predictor import Predictor, in_parts
 from ehrsequencing.predictors.recalibration import MOST_ROWS

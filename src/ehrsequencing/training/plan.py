@@ -21,7 +21,6 @@ from ehrsequencing.config import (
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.made_of import made_of
-from ehrsequencing.models.hazard_model import refuse_bidirectional
 from ehrsequencing.models.outcomes import OutcomeLabels, events_and_days, starting_rates
 from ehrsequencing.predictors.fit import at_landmarks
 from ehrsequencing.predictors.fitting_data import FittingData
@@ -310,7 +309,7 @@ def resolve_model(
     settings: TrainingConfig,
 ) -> ModelConfig:
     """The model with what the data decides: vocabulary, causes and the hazard's grid."""
-    refuse_bidirectional(model)
+    model.refuse_bidirectional()
     shape = shape_of_inputs(model, prepared).model_dump() | {
         "members": settings.members,
         "causes": len(task.causes),
