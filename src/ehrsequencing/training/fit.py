@@ -268,8 +268,9 @@ def _save_blend(
     data = plan.fitting_data()
     if trained is None:
         step = fit_last_step(stacked, data)
-        stacked.save(out, step)
-        whole = stacked if step is None else stacked.recalibrated(*step)
+        correction = None if step is None else (step.intercept, step.slope)
+        stacked.save(out, correction)
+        whole = stacked if correction is None else stacked.recalibrated(*correction)
         return whole, {"parts": [one.name for one in stacked.parts]}
     alone = network(trained.model, plan.code_types)
     blend = fit_blend(alone, stacked, data, trained.last_step)

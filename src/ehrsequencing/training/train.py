@@ -4,18 +4,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from ehrsequencing.batches.loader import SubjectLoader
-from ehrsequencing.core.arrays import Floats, Floats32, Ints
+from ehrsequencing.core.arrays import Floats32
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import build_model
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from ehrsequencing.models.outcomes import OutcomeHead
-from ehrsequencing.predictors.network import labelled_log_hazards
-from ehrsequencing.predictors.recalibration import Labels, Recalibration, fit_recalibration
+from ehrsequencing.predictors.fit import fit_last_step
+from ehrsequencing.predictors.network import Network
+from ehrsequencing.predictors.recalibration import Recalibration
 from ehrsequencing.results.result_types import EpochRow
 from ehrsequencing.training.loop import Objective, ShowProgress, Training, show_nothing
 from ehrsequencing.training.objectives import BesideHazards, HazardsObjective, OwnObjective
@@ -31,13 +31,13 @@ class Trained:
         model: It.
         history: One row an epoch.
         facts: For the manifest of its run.
-        last_step: Intercept and slope (causes, bins) of its recalibration; None without one, and of an ensemble.
+        last_step: Its recalibration, which its head holds; None without one, and of an ensemble.
     """
 
     model: SurvivalModel
     history: list[EpochRow]
     facts: dict[str, object]
-    last_step: tuple[Floats, Floats] | None = None
+    last_step: Recalibration | None = None
 
 
 class Trainer:
@@ -57,8 +57,6 @@ class Trainer:
             SubjectLoader.of_model(self.config, split, code_types=plan.code_types)
             for split in (plan.train, plan.tuning)
         )
-        if self.settings.bootstrap:
-            self.loader.subjects = bootstrap_sample(self.loader.subjects, seed=self.settings.seed)
         visits = int(self.loader.cost[self.loader.subjects].sum())
         self.budget = max(1, min(self.settings.visit_budget, visits // self.settings.min_steps))
         share_of_epoch = min(1.0, self.budget / max(visits, 1))  # of a full step
@@ -153,48 +151,13 @@ class Trainer:
             f"tuning_{self.learned.word}": state.best_nll,
         }
         step = None
-        if self.settings.recalibration > 0 and self.config.head == "horizon":
-            fitted = recalibrate_head(
-                best,
-                self.tuning,
-                prior_sd=self.settings.recalibration,
-                visit_budget=self.settings.visit_budget,
-                device=self.training.device,
+        if self.config.head == "horizon":
+            step = fit_last_step(Network(best, self.plan.code_types), self.plan.fitting_data())
+        if step is not None:
+            numbers = (
+                torch.from_numpy(x).to(self.training.device) for x in (step.intercept, step.slope)
             )
+            best.recalibrate(*numbers)
             facts["tuning_nll"] = self.objective.tuning_nll(best)
-            facts["recalibration"] = fitted.as_json(self.plan.task.causes)
-            step = fitted.intercept, fitted.slope
+            facts["recalibration"] = step.as_json(self.plan.task.causes)
         return Trained(best.cpu(), state.history, facts, step)
-
-
-def recalibrate_head(
-    model: SurvivalModel,
-    loader: SubjectLoader,
-    *,
-    prior_sd: float,
-    visit_budget: int,
-    device: torch.device,
-) -> Recalibration:
-    """Fit on all prediction times of a split, and fold the result into the model's head.
-
-    Args:
-        model: With the `horizon` head; changed in place.
-        loader: The tuning split.
-        prior_sd: Of what is fitted.
-        visit_budget: Of one batch.
-        device: Where the model is.
-    """
-    row, eta = labelled_log_hazards(model, loader, visit_budget=visit_budget, device=device)
-    fitted = fit_recalibration(
-        eta, model.config.edges_days, Labels.of(loader.rows, row), prior_sd=prior_sd
-    )
-    model.recalibrate(
-        *(torch.from_numpy(values).to(device) for values in (fitted.intercept, fitted.slope))
-    )
-    return fitted
-
-
-def bootstrap_sample(subjects: Ints, *, seed: int) -> Ints:
-    """As many subjects, drawn with replacement: some twice or more, about a third of them not at all."""
-    rng = np.random.default_rng([seed, len(subjects)])
-    return rng.choice(subjects, len(subjects))
