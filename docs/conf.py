@@ -1,4 +1,4 @@
-"""Settings of the site: `make site`. What it generates is in `generate.py` beside this file."""
+"""Settings of the site: `make site`. What it generates is in `tools/site_pages.py`."""
 
 import sys
 from pathlib import Path
@@ -7,9 +7,9 @@ from typing import Any
 from sphinx.application import Sphinx
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
+sys.path.insert(0, str(HERE.parent / "tools"))
 
-import generate
+import site_pages
 
 from ehrsequencing import __version__
 
@@ -37,7 +37,7 @@ extensions = [
 exclude_patterns = ["lab-notes", "proposals", "decisions.md", "written-by-hand.md"]
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
-nb_execution_mode = "off"  # `generate.py` has run them
+nb_execution_mode = "off"  # `site_pages.py` has run them
 nb_ipywidgets_js: dict[str, dict[str, str]] = {}  # nothing from elsewhere
 suppress_warnings = ["mystnb.unknown_mime_type", "myst.header"]
 
@@ -53,7 +53,7 @@ napoleon_use_rtype = False
 # the inventories are written by hand, so that no build reads the network
 intersphinx_mapping = {
     name: (address, str(HERE / "_generated" / f"{name}.inv"))
-    for name, address in generate.INVENTORIES.items()
+    for name, address in site_pages.INVENTORIES.items()
 }
 
 html_theme = "pydata_sphinx_theme"
@@ -104,9 +104,9 @@ def write_moved(app: Sphinx, error: Exception | None) -> None:
 
 def setup(app: Sphinx) -> None:
     """Write what is generated, before Sphinx looks for pages."""
-    generate.everything(HERE)
-    app.connect("autodoc-process-docstring", generate.literal_blocks)
+    site_pages.everything(HERE)
+    app.connect("autodoc-process-docstring", site_pages.literal_blocks)
     app.connect("html-page-context", name_triangles, priority=900)  # after the theme
-    app.connect("source-read", generate.link_to_repository)
+    app.connect("source-read", site_pages.link_to_repository)
     app.connect("build-finished", write_moved)
-    app.connect("include-read", generate.name_files_of_the_repository)
+    app.connect("include-read", site_pages.name_files_of_the_repository)

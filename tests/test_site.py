@@ -255,7 +255,7 @@ def test_the_site_links_to_the_repository_once_its_address_is_known(
 
 
 def _generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("generate", DOCS / "generate.py")
+    spec = importlib.util.spec_from_file_location("site_pages", ROOT / "tools" / "site_pages.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -22,7 +22,7 @@ from bench.accuracy._league_features import (
 )
 from bench.accuracy.contenders.exchange import SPLITS, VISITS, Question
 from bench.measure import ROOT
-from ehrsequencing.cli.demo import WORLD
+from ehrsequencing.api.study import WORLD
 from ehrsequencing.config import StudyConfig, TaskConfig
 from ehrsequencing.config.files import load_study, load_task
 from ehrsequencing.core.outputs import MANIFEST

@@ -117,3 +117,17 @@ def test_a_code_that_may_say_so_much_passes_with_its_reason(tmp_path, monkeypatc
     assert _told(data, check, {})["verdict"] == "leak"
     allowed = _told(data, check, {name: "asked the ward"})
     assert (allowed["verdict"], allowed["reason"].split(":")[0]) == ("passed", "allowed (asked the ward)")
+
+
+def test_visits_of_a_study_on_few_days_with_few_codes_are_no_copies(tmp_path) -> None:
+    """Everybody is seen each year, within a week, for the same three measurements: chance makes visits equal."""
+    rng, rows = np.random.default_rng(3), []
+    for who in range(1, 401):
+        rows.append(Row(who, 0, "INDEX"))
+        for year in range(int(rng.integers(3, 6))):
+            moment = (365 * year + int(rng.integers(0, 7))) * DAY_US
+            found = ["LAB//A", "LAB//B" if rng.random() < 0.9 else "LAB//C"]
+            rows += [Row(who, moment, code, float(rng.normal())) for code in found]
+        rows.append(Row(who, moment + 100 * DAY_US, "MEDS_DEATH" if rng.random() < 0.3 else "END"))
+    said, found = verdicts(tmp_path, rows)
+    assert "splits" not in said, found["splits"].reason

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ehrsequencing.cli import demo
+from ehrsequencing.api import study as demo
 from ehrsequencing.core.errors import EhrseqError
 from helpers.command_line import ehrseq, refused
 from helpers.meds import record, write_meds

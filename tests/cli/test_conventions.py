@@ -14,10 +14,10 @@ import pytest
 import typer
 
 from ehrsequencing.cli.app import app
-from ehrsequencing.cli.console import SHARED, CommandLine, bar, finish, say
-from ehrsequencing.cli.options import DataFolder
+from ehrsequencing.cli.console import CommandLine, bar, finish, say
 from ehrsequencing.config import load_import, load_study, refuse_unused
 from ehrsequencing.config.files import COMMANDS
+from ehrsequencing.core.options import SHARED
 from helpers.command_line import ehrseq
 from helpers.meds import DAY_US, Row, write_meds
 
@@ -132,7 +132,7 @@ def test_the_recipe_of_the_architecture_page_is_such_a_command(
     page = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text(encoding="utf-8")
     lines = page.split("## Add a command")[1].split("\n## ")[0].splitlines()
     line = CommandLine()
-    names: dict[str, Any] = {"app": line, "DataFolder": DataFolder, "bar": bar, "say": say, "finish": finish}
+    names: dict[str, Any] = {"app": line, "Path": Path, "bar": bar, "say": say, "finish": finish}
     exec("\n".join(text[4:] for text in lines if text.startswith("    ") or not text), names)
     made: Any = typer.main.get_command(line)
     assert has_conventions(made)

@@ -201,6 +201,15 @@ def test_predictions_are_journalled_once_without_ids_and_for_their_owner(run: Pa
         assert path.stat().st_mode & 0o077 == 0
 
 
+def test_python_journals_as_the_command_does(run: Path, kept: Path, tmp_path: Path) -> None:
+    own, key = tmp_path / "journal", kept.with_name("journal.key")
+    data = kept.parent / f"{NIGHTS[0]}"
+    eh.load(run).predict(data, at="all", journal=own, key=key, force=True, progress=False)
+    (night,), first = own.glob("*.parquet"), sorted(kept.glob("*.parquet"))[0]
+    assert pq.read_table(night).equals(pq.read_table(first))
+    assert pq.read_schema(night).metadata == pq.read_schema(first).metadata
+
+
 def test_wrong_keys_records_and_runs_are_refused(run: Path, kept: Path, tmp_path: Path) -> None:
     data = until(545, tmp_path / "now")
     mine, key = tmp_path / "journal", tmp_path / "journal.key"
@@ -245,12 +254,13 @@ def test_a_killed_writer_leaves_nothing_and_two_at_once_journal_each_prediction_
         ehrseq("predict", run, data, "--out", out, "--journal", tmp_path / "journal", "--force")
     assert not out.exists()
     assert not [*(tmp_path / "journal").glob("*")]
-    hazards = np.full((5, 2, 3), 0.01, np.float32)
+    bins = len(eh.load(run).predictor.edges_days) + 1
+    hazards = np.full((5, 2, bins), 0.01, np.float32)
     five, none = np.arange(5) + 1, np.zeros((5, 2, 1), np.float32)
     risks = Risks(five, five * DAY_US, none, index_us=five * DAY_US, hazards=hazards)
 
     def write() -> None:
-        writer = Journal(tmp_path / "journal").writer(eh.load(run), (5.0, 9.0), 10 * DAY_US)
+        writer = Journal(tmp_path / "journal").writer(eh.load(run), 10 * DAY_US)
         with writer as add_to_night:
             add_to_night(risks)
 

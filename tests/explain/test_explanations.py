@@ -32,22 +32,22 @@ from ehrsequencing.explain import (
 )
 from ehrsequencing.explain.cohort import OF_RANGE, explain_cohort, newest_numbers, sampled_people, value_effect
 from ehrsequencing.explain.record import encode_copies
-from ehrsequencing.explain.tables import CHANGE, attention_weights, explain_subject
+from ehrsequencing.explain.tables import CHANGE
 from ehrsequencing.prediction.predict import NewRecords
 from ehrsequencing.prediction.run import Run
+from ehrsequencing.predictors.network import code_attention
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from helpers.command_line import ehrseq
 from helpers.explained import record_of_events
 
 
-def test_attention_stands_beside_as_a_weight_within_the_visit(runs: dict[str, Run], record: SubjectRecord) -> None:
-    table = explain_subject(Question.for_run(runs["network"]), record, kinds=["code in visit"])[1].to_pylist()
-    for visit in range(int(record.visits_before[-1])):
-        assert sum(row["attention"] for row in table if row["visit"] == visit) == pytest.approx(1, abs=1e-5)
+def test_attention_is_a_weight_within_the_visit(runs: dict[str, Run], record: SubjectRecord) -> None:
     kept = np.ones((1, len(record.record.events)), dtype=bool)
     lines = encode_copies(runs["network"].vocabulary, record, kept, np.array([0])).timelines
-    assert attention_weights(runs["network"], lines).sum() == pytest.approx(record.n_visits, abs=1e-4)
+    assert code_attention(runs["network"].model, lines, code_types=runs["network"].code_types).sum() == pytest.approx(
+        record.n_visits, abs=1e-4
+    )
 
 
 def mutant_of_summaries(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,12 +118,12 @@ def test_a_table_of_single_effects_does_not_add_up(runs: dict[str, Run], people:
     """The mutant of the table: each new code's own effect. Interactions make it miss; the Shapley rows do not."""
     question, gaps = Question.for_run(runs["network"]), []
     for record in [one for one in people if len(one.moments) > 1][:8]:
-        found = change(question, record)
+        before, now, parts = change(question, record)
         visit = int(record.visits_before[-1]) - 1
         single = {
             e.code: e.effect for e in deletion(question, record, kinds=["code in visit"]).effects if e.visit == visit
         }
-        gaps.append(abs(found.rows[0].change + sum(single.values()) - (found.now - found.before)))
+        gaps.append(abs(parts[0].change + sum(single.values()) - (now - before)))
     assert max(gaps) > 1e-5
 
 
@@ -234,7 +234,7 @@ def test_the_command_explains_a_subject_and_a_cohort(
         len(line) <= 100 for line in done.stdout.splitlines() if "/" not in line
     )  # paths are as long as they are
     table = pa.csv.read_csv(out).to_pylist()
-    assert {row["kind"] for row in table} == {"code", "visit", "code in visit", "pair", CHANGE}
+    assert {row["kind"] for row in table} == {"code", "visit", "code in visit", CHANGE}
     cohort = tmp_path / "cohort.parquet"
     told = json.loads(ehrseq("explain", sim_run, sim_data, "--subjects", 25, "--out", cohort, "--json").stdout)
     assert told["result"]["subjects"] == 25
@@ -263,20 +263,15 @@ def test_the_command_refuses_what_it_cannot_explain(sim_run: Path, sim_data: Pat
 @pytest.mark.parametrize("kind", ["network", "ensemble", "blend"])
 def test_effects_are_risk_with_minus_risk_without(kind: str, runs: dict[str, Run], record: SubjectRecord) -> None:
     question = Question.for_run(runs[kind], cause="death", horizon_days=365.25)
-    found = deletion(question, record, paired_codes=3)
+    found = deletion(question, record)
+    of_codes = {effect.code: effect.effect for effect in found.effects if effect.kind == "code"}
     codes = (*record.known_codes(), *record.static_codes)
-    assert sorted(effect.code or "" for effect in found.of_kind("code")) == sorted(codes)
-    assert len(found.of_kind("visit")) == record.visits_before[-1]
-    assert len(found.of_kind("pair")) == 3
-    pair = found.of_kind("pair")[0]
-    assert pair.code is not None
-    assert pair.other is not None
-    asked = [Edit(), Edit(codes=[pair.code]), Edit(codes=[pair.other]), Edit(codes=[pair.code, pair.other])]
+    assert {*of_codes} == {*codes}
+    assert sum(effect.kind == "visit" for effect in found.effects) == record.visits_before[-1]
+    asked = [Edit(), *(Edit(codes=[code]) for code in of_codes)]
     with_all, *without = edited_risks(runs[kind], record, asked, rows=[-1], horizons_days=[365.25])[:, 0, 1, 0]
     assert found.risk == pytest.approx(with_all, abs=1e-6)
-    first, second, both = with_all - np.array(without, dtype=np.float64)
-    assert pair.effect == pytest.approx(both, abs=1e-6)
-    assert pair.interaction == pytest.approx(both - first - second, abs=1e-6)
+    assert [*of_codes.values()] == pytest.approx(with_all - np.array(without, dtype=np.float64), abs=1e-6)
 
 
 def test_a_visits_effect_is_that_of_all_its_codes_there(runs: dict[str, Run], record: SubjectRecord) -> None:
@@ -294,22 +289,20 @@ def test_nothing_after_the_prediction_time_has_an_effect(runs: dict[str, Run], r
     row = len(record.moments) // 2
     found = deletion(Question.for_run(runs["network"]), record, row=row, kinds=["code", "visit", "code in visit"])
     assert {effect.visit for effect in found.effects} - {None} == set(range(int(record.visits_before[row])))
-    assert sum(effect.count for effect in found.of_kind("visit")) == int(record.known_rows(row).sum())
+    assert sum(effect.count for effect in found.effects if effect.kind == "visit") == int(record.known_rows(row).sum())
 
 
 @pytest.mark.parametrize("kind", ["network", "ensemble", "blend"])
 def test_the_rows_of_a_change_add_up(kind: str, runs: dict[str, Run], people: list[SubjectRecord]) -> None:
-    question, sizes = Question.for_run(runs[kind]), set()
+    question = Question.for_run(runs[kind])
     for record in [one for one in people if len(one.moments) > 1][:6]:
         for row in (1, -1):
-            found = change(question, record, row=row)
-            assert sum(one.change for one in found.rows) == pytest.approx(found.now - found.before, abs=1e-6)
+            before, now, parts = change(question, record, row=row)
+            assert sum(one.change for one in parts) == pytest.approx(now - before, abs=1e-6)
             risks = edited_risks(
                 runs[kind], record, [Edit()], rows=[row - 1, row], horizons_days=[question.horizon_days or 0.0]
             )
-            np.testing.assert_allclose([found.before, found.now], risks[0, :, 0, 0], atol=1e-6)
-            sizes.add(found.is_exact)
-    assert sizes == {True, False}
+            np.testing.assert_allclose([before, now], risks[0, :, 0, 0], atol=1e-6)
 
 
 def test_exact_shapley_values_are_the_mean_over_all_orders(runs: dict[str, Run], people: list[SubjectRecord]) -> None:
@@ -318,7 +311,7 @@ def test_exact_shapley_values_are_the_mean_over_all_orders(runs: dict[str, Run],
     for record in people:
         if len(record.moments) < 2 or not 2 <= len(new := set(record.codes[int(record.visits_before[-1]) - 1])) <= 4:
             continue
-        found, visit = change(question, record), int(record.visits_before[-1]) - 1
+        (_, _, parts), visit = change(question, record), int(record.visits_before[-1]) - 1
         gains = dict.fromkeys(new, 0.0)
         for order in itertools.permutations(new):
             steps = [Edit(code_at=[(visit, code) for code in order[k:]]) for k in range(len(order) + 1)]
@@ -327,7 +320,7 @@ def test_exact_shapley_values_are_the_mean_over_all_orders(runs: dict[str, Run],
             )[:, 0, 0, 0]
             for code, gain in zip(order, np.diff(risks.astype(np.float64)), strict=True):
                 gains[code] += float(gain) / math.factorial(len(new))
-        own = {one.code: one.change for one in found.rows[1:]}
+        own = {one.code: one.change for one in parts[1:]}
         assert own == pytest.approx(gains, abs=1e-6)
         checked += 1
         if checked == 3:

@@ -61,6 +61,23 @@ def test_the_command_writes_the_draft_and_no_data(tmp_path: Path, monkeypatch: p
     assert (again.exit_code, "new.yaml: exists" in again.output) == (2, True)
 
 
+def test_a_draft_dates_each_column_by_the_date_of_its_own_rows(tmp_path: Path) -> None:
+    """A registry's export: a row of the record, and rows of a repeated form that have another date."""
+    rows = ["record,form,enrolled,weight,measured,pressure", "1,,2019-10-14,81,,", "1,bp,,,2019-11-20,118"]
+    rows += ["2,,2019-02-02,75,,", "2,bp,,,2019-03-04,121", "2,bp,,,2019-04-05,119"]
+    (tmp_path / "export.csv").write_text("\n".join(rows))
+    (tmp_path / "map.yaml").write_text(draft_map([tmp_path / "export.csv"], "map.yaml"))
+    import_csv(tmp_path, tmp_path / "meds", map=tmp_path / "map.yaml", progress=False)
+    found = {(row[0], str(row[1])[:10], row[2]) for row in meds_rows(tmp_path / "meds")}
+    assert {row for row in found if row[2] in ("weight", "pressure")} == {
+        (1, "2019-10-14", "weight"),
+        (2, "2019-02-02", "weight"),
+        (1, "2019-11-20", "pressure"),
+        (2, "2019-03-04", "pressure"),
+        (2, "2019-04-05", "pressure"),
+    }
+
+
 LOST = {
     "one death": (DEATHS + "2\tunknown\n", "cells of column Tod cannot be read as dates; they look like aaaaaaa"),
     "another form": ("PatNr\tTod\n1\t2015.5.3x\n", "they look like 9999.9.9a"),

@@ -1,9 +1,8 @@
 """`compare`: runs side by side on the same people; `compare_risks`: any models' risks on plain arrays; `pool_sites`."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,7 +16,7 @@ from ehrsequencing.api.long_table import long_table
 from ehrsequencing.api.paper import PaperTable, accuracy_table
 from ehrsequencing.api.progress import stages
 from ehrsequencing.config import EvaluationConfig, format_days
-from ehrsequencing.core.arrays import Floats, Ints, detached, row_blocks
+from ehrsequencing.core.arrays import Floats, detached
 from ehrsequencing.core.elsewhere import Hinted
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, write_shareable
@@ -36,15 +35,13 @@ from ehrsequencing.evaluation.estimates import (
 )
 from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.pooling import pool, read_sites
-from ehrsequencing.evaluation.population import Population, RowFinder
+from ehrsequencing.evaluation.population import OnOwnRecords, Population, in_common
 from ehrsequencing.evaluation.results import without_few
 from ehrsequencing.evaluation.rivals import Evaluated
 from ehrsequencing.metrics.censoring import aalen_johansen, checked_outcome
 from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.metrics.plain import whole_causes
 from ehrsequencing.prediction.run import Run, opened
-from ehrsequencing.predictors.predictor import Predictor
-from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.reporting.pages import render_pooled
 from ehrsequencing.results.redaction import redact_rows
 from ehrsequencing.results.result_types import Exact
@@ -122,6 +119,13 @@ class RunComparison(Hinted):
         columns = {"pairs": pairs, "mean": mean, "sd": sd, "low": mean - half, "high": mean + half}
         return (
             pd.concat(columns, axis=1).stack(future_stack=True).rename_axis(["against", "metric"])
+        )
+
+    def runs(self) -> list[dict[str, Any]]:
+        """For each run its group, its seed, and C, IPA and NLL: what `by_settings` and `paired` are made of."""
+        table = self._values().assign(group=self.groups, seed=self.seeds)
+        return cast(
+            list[dict[str, Any]], table.astype(object).where(table.notna(), None).to_dict("records")
         )
 
     def _values(self) -> pd.DataFrame:
@@ -213,10 +217,10 @@ def compare(
             raise EhrseqError("has another task", where=str(run.folder), fix=fix)
     with stages("comparing", show=progress) as stage:
         records = [store.records(task.name, split) for store in stores]
-        population, places = _in_common(Population.of_split(stores[0], task, split), known, records)
+        population, places = in_common(Population.of_split(stores[0], task, split), known, records)
         first, *others = _names(known)
         predictors = [
-            _OnOwnRecords(run.predictor, own, place)
+            OnOwnRecords(run.predictor, own, place)
             for run, own, place in zip(known, records, places, strict=True)
         ]
         evaluation = Evaluation(
@@ -402,51 +406,6 @@ def _distance_at_horizon(rows: ScoredRows) -> dict[str, Floats]:
     """How far the mean risk is from the observed incidence by the horizon; no risk is known before it."""
     mean = (rows.weights @ rows.risk[:, :, 0] / rows.total_weight[:, None])[:, :, None]
     return {"aj": np.abs(rows.finish(mean - rows.observed_risk))}
-
-
-class _OnOwnRecords(Predictor):
-    """A run's predictor on its own records, asked at the prediction times that all runs have in common."""
-
-    by_hazards = False
-
-    def __init__(self, inner: Predictor, own: TaskRecords, place: Ints) -> None:
-        self.inner, self.own, self.place, self.name = inner, own, place, inner.name
-        self.edges_days, self.n_causes = inner.edges_days, inner.n_causes
-
-    @cached_property
-    def _hazards(self) -> Floats:
-        return self.inner.all_hazards(self.own)[self.place]
-
-    def hazards(self, records: TaskRecords) -> Iterator[tuple[slice, Floats]]:
-        for rows in row_blocks(len(self.place)):
-            yield rows, self._hazards[rows]
-
-
-def _in_common(
-    whole: Population, runs: Sequence[Run], records: Sequence[TaskRecords]
-) -> tuple[Population, list[Ints]]:
-    """The prediction times of the first run's split that all runs have, and their numbers in each run's records.
-
-    Raises:
-        EhrseqError: There are none, or the labels of a prepared set are others.
-    """
-    rows, times = whole.records.rows, np.asarray(whole.records.rows.prediction_us)
-    places = [RowFinder(own)(whole.records.subject_id, times) for own in records]
-    chosen = np.flatnonzero(np.min(places, axis=0) >= 0)
-    if not len(chosen):
-        fix = "prepare them from the same records with the same splits"
-        where = f"split {whole.split}"
-        raise EhrseqError("the runs have no person in common", where=where, fix=fix)
-    places = [place[chosen] for place in places]
-    for run, own, place in zip(runs, records, places, strict=True):
-        for name in ("duration_days", "cause"):
-            if not np.array_equal(getattr(own.rows, name)[place], getattr(rows, name)[chosen]):
-                fix = "prepare both from the same records"
-                raise EhrseqError("has other labels", where=str(run.folder), fix=fix)
-    owners = np.bincount(rows.subject[chosen], minlength=len(whole.records.timelines))
-    own_rows = rows.select(chosen, np.r_[0, np.cumsum(owners)].astype(np.int64))
-    common = TaskRecords(whole.records.timelines, own_rows)
-    return replace(whole, records=common, source=None, only_landmarks=True), places
 
 
 def _names(runs: Sequence[Run]) -> list[str]:

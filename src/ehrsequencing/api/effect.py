@@ -4,7 +4,7 @@ from typing import Any
 
 from ehrsequencing.api import plots
 from ehrsequencing.api.cox import named_codes
-from ehrsequencing.api.predictions import MOST_SUBJECTS, opened
+from ehrsequencing.api.predictions import opened
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.text import day_of
 from ehrsequencing.explain import Question
@@ -61,7 +61,7 @@ def plot_effect_of_run(
     )
     source = run.prepared().manifest["data_path"] if data is None else data
     with opened(run, source, facts=facts, show=progress, label="moving values") as records:
-        newest = newest_numbers(sampled_people(records, MOST_SUBJECTS))
+        newest = newest_numbers(sampled_people(records, 1000))
         known = sorted(newest)
         found = (
             named_codes(code, known, where="codes with numbers")[1] if isinstance(code, str) else []

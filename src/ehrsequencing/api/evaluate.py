@@ -14,7 +14,7 @@ from ehrsequencing.api.evaluation import EvaluationResult
 from ehrsequencing.api.progress import bar, stages
 from ehrsequencing.api.run import warn_of
 from ehrsequencing.config import DataConfig, EvaluationConfig, StudyConfig, validated
-from ehrsequencing.core.errors import EhrseqError, refuse_idle, refuse_unknown
+from ehrsequencing.core.errors import EhrseqError, refuse_idle
 from ehrsequencing.core.files import private_folder, write_shareable
 from ehrsequencing.evaluation.context import read_tripod
 from ehrsequencing.evaluation.evaluate import evaluate as evaluate_run
@@ -23,7 +23,7 @@ from ehrsequencing.evaluation.outcome_table import Progress, evaluate_outcomes
 from ehrsequencing.evaluation.repeated_splits import FIRST_SEED, add_splits, repeated_splits
 from ehrsequencing.evaluation.results import place_in_run, read_for_owner
 from ehrsequencing.evaluation.score import score as score_file
-from ehrsequencing.evaluation.walk import FOLDER as WALK, MOST_STEPS, walk as walk_run
+from ehrsequencing.evaluation.walk import FOLDER as WALK, walk as walk_run
 from ehrsequencing.prediction.run import (
     Run,
     add_to_run,
@@ -106,7 +106,6 @@ def evaluate(
         where="evaluate",
         when=is_external,
     )
-    refuse_unknown("walk", [] if walk is None else [walk], list(MOST_STEPS))
     refuse_idle({"split_seed": split_seed}, "without splits", where="evaluate", when=splits is None)
     known = opened(run)
     folder = known.folder

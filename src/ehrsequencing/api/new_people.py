@@ -102,7 +102,7 @@ def monitor(
         found = watch(
             known,
             folder,
-            Journal(Path(journal), None if key is None else Path(key)),
+            Journal(Path(journal), key),
             by=by,
             lag_days=day_of(lag, where="lag"),
             facts=data_config(facts),

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,31 +19,28 @@ from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.elsewhere import Hinted
 from ehrsequencing.core.errors import EhrseqError, refuse_idle
 from ehrsequencing.core.text import day_of
-from ehrsequencing.explain import Question, subject_record
-from ehrsequencing.explain.cohort import explain_cohort
-from ehrsequencing.explain.deletions import KINDS, OF_PART
-from ehrsequencing.explain.tables import CHANGE, attention_weights, explain_subject
+from ehrsequencing.explain import subject_record
 from ehrsequencing.metrics.censoring import (
     aalen_johansen as cumulative_incidence,
     aalen_johansen_se,
     checked_outcome,
 )
 from ehrsequencing.metrics.plain import whole_causes
+from ehrsequencing.prediction.journal import Journal
 from ehrsequencing.prediction.predict import (
     Moment,
     NewRecords,
     RiskPredictor,
 )
 from ehrsequencing.prediction.predict_labels import predict_labels
-from ehrsequencing.prediction.prediction_file import columns_of_moment
+from ehrsequencing.prediction.prediction_file import Risks, columns_of_moment
 from ehrsequencing.prediction.run import Run, horizons_of, start_days_of
-from ehrsequencing.predictors.network import states_of_rows
+from ehrsequencing.predictors.network import code_attention, states_of_rows
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.reporting.share import share_run
 
 CURVE_POINTS = 60  # of a drawn risk curve
-MOST_SUBJECTS = 1000  # of a cohort that is explained
 
 
 @contextmanager
@@ -76,26 +72,32 @@ def predictions(
     *,
     at: Moment,
     force: bool,
+    journal: Journal | None,
     say: Callable[[str], None],
 ) -> pa.Table:
     """One row a prediction time: a column a cause and horizon, for an ensemble its band, and what the moment is."""
     names = [risk_column(cause, day) for cause in asked.causes for day in asked.horizons_days]
-    parts = []
-    for risks in asked.answers(records, at, force=force, say=say):
-        columns = {
-            "subject_id": pa.array(risks.subject_id),
-            "prediction_time": times(risks.prediction_us),
-        }
-        by_end = {"": risks.risk, "_low": risks.low, "_high": risks.high}
-        given = {end: v.reshape(len(v), len(names)) for end, v in by_end.items() if v is not None}
-        for number, name in enumerate(names):
-            for end, values in given.items():
-                columns[name + end] = pa.array(values[:, number].astype(np.float64))
-        columns |= columns_of_moment(
-            risks.kind, risks.index_us, risks.prediction_us, records.now_us(at)
-        )
-        parts.append(pa.table(columns))
+    with asked.journalling(journal, records) as keep:
+        parts = []
+        for risks in asked.answers(records, at, force=force, say=say):
+            keep(risks)
+            parts.append(_wide(risks, names, records.now_us(at)))
     return pa.concat_tables(parts)
+
+
+def _wide(risks: Risks, names: Sequence[str], now_us: int) -> pa.Table:
+    """The columns of some prediction times, one a risk."""
+    columns = {
+        "subject_id": pa.array(risks.subject_id),
+        "prediction_time": times(risks.prediction_us),
+    }
+    by_end = {"": risks.risk, "_low": risks.low, "_high": risks.high}
+    given = {end: v.reshape(len(v), len(names)) for end, v in by_end.items() if v is not None}
+    for number, name in enumerate(names):
+        for end, values in given.items():
+            columns[name + end] = pa.array(values[:, number].astype(np.float64))
+    columns |= columns_of_moment(risks.kind, risks.index_us, risks.prediction_us, now_us)
+    return pa.table(columns)
 
 
 def draw_subject(
@@ -114,14 +116,12 @@ def draw_subject(
         raise EhrseqError(
             "the visit head knows no days", where="plot_risk", fix="train with head='horizon'"
         )
-    own, last = subject_records(records, subject), horizons_of(run, horizons)[-1]
+    lines, last = own(records, subject), horizons_of(run, horizons)[-1]
     days = np.linspace(start_days_of(run), float(last or 0.0), CURVE_POINTS + 1)[1:]
     now, curves = (
-        RiskPredictor(run, horizons_days).answer(own)
+        RiskPredictor(run, horizons_days).answer(lines)
         for horizons_days in ([days[-1]], days.tolist())
     )
-    if not len(now):
-        raise _no_subject()
     rows, since_us = events_table(records.reader, np.array([subject])), now.prediction_us[0]
     codes, when_us = rows["code"].to_pylist(), rows["time"].cast(pa.int64()).fill_null(0).to_numpy()
     events, parents = dict[str, int](), read_parents(records.data)
@@ -130,101 +130,9 @@ def draw_subject(
         own_us = when_us[[matches(code) for code in codes]]
         if (own_us > since_us).any():
             events[cause] = int(own_us[own_us > since_us].min())
-    visit_us, causes = own.timelines.start_us, run.task.causes[: now.risk.shape[1]]
+    visit_us, causes = lines.timelines.start_us, run.task.causes[: now.risk.shape[1]]
     return plots.subject_risk(
         now, curves, days, causes=causes, visit_us=visit_us, events=events, ax=ax
-    )
-
-
-def subject_records(records: NewRecords, subject: int) -> TaskRecords:
-    """The visits and prediction times of one subject.
-
-    Raises:
-        EhrseqError: There is no such subject, or it has no prediction time.
-    """
-    for encoded in records.encoded(Moment("all")):
-        place = np.flatnonzero(encoded.timelines.subject_id == subject)
-        if len(place) and len(own := encoded.take(place)):
-            return own
-    raise _no_subject()
-
-
-def _no_subject() -> EhrseqError:
-    return EhrseqError(
-        "no such subject, or it has no prediction time",
-        where="subject",
-        fix="name a subject_id of the data that ehrseq predict answers for",
-    )
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """What moves the risk of one subject, or the risks of a cohort.
-
-    Attributes:
-        question: Cause and horizon in words.
-        risk: The subject's risk, or the cohort's mean.
-        table: The effects.
-        visits: How many visits the subject has at its last prediction time.
-        subjects: How many subjects of a cohort were explained.
-        warning: What was not explained, because a record is very long; empty where everything was.
-    """
-
-    question: str
-    risk: float
-    table: pa.Table
-    visits: int | None = None
-    subjects: int | None = None
-    warning: str = ""
-
-
-def explained(
-    question: Question,
-    records: NewRecords,
-    subject: int | None,
-    *,
-    kind: str | None = None,
-    subjects: int | None = None,
-    progress: Callable[[int, int], None] = lambda done, todo: None,
-) -> Explanation:
-    """The effects of one kind, or of all, on a subject's last risk, or the mean effects of a cohort.
-
-    Raises:
-        EhrseqError: There is no such kind or subject, the subject has no prediction time, or an argument would do
-            nothing.
-    """
-    if subject is None:
-        refuse_idle({"kind": kind}, "without a subject", where="explain")
-        effects = explain_cohort(
-            question,
-            records,
-            subjects=MOST_SUBJECTS if subjects is None else subjects,
-            progress=progress,
-        )
-        return Explanation(
-            question.text,
-            effects.risk,
-            effects.table,
-            subjects=effects.subjects,
-            warning=f"warning: {OF_PART}" if effects.is_part else "",
-        )
-    refuse_idle({"subjects": subjects}, "beside a subject", where="explain")
-    kinds, kind = (*KINDS, CHANGE), kind or "all"
-    if kind not in (*kinds, "all"):
-        raise EhrseqError(
-            f"no kind {kind!r}", where="explain", fix=f"name one of {', '.join(kinds)}, or all"
-        )
-    record = subject_record(records, subject)
-    of_subject, table = explain_subject(question, record, kinds=kinds if kind == "all" else [kind])
-    if kind != "all":
-        used = [name for name in table.column_names if table[name].null_count < max(len(table), 1)]
-        table = table.select([name for name in used if name != "kind"])
-    return Explanation(
-        question.text,
-        of_subject.risk,
-        table,
-        visits=record.visits_before[-1],
-        warning=f"warning: {OF_PART}" if of_subject.is_part else "",
     )
 
 
@@ -235,22 +143,27 @@ def attention_table(run: Run, records: NewRecords, subject: int | None) -> pa.Ta
         EhrseqError: The visit encoder gives no weights, or there is no such subject.
     """
     parts, names = [], pa.array(run.vocabulary.tokens)
-    for encoded in records.encoded(Moment("all")):
+    for encoded in records.encoded(Moment("all")) if subject is None else [own(records, subject)]:
         lines = encoded.timelines
-        if subject is not None:
-            lines = lines.take(np.flatnonzero(lines.subject_id == subject))
         visit = np.repeat(np.arange(len(lines.start_us)), np.diff(lines.visit_offsets))
         columns = {
             "subject_id": pa.array(lines.subject_id[lines.owner[visit]]),
             "time": times(lines.start_us[visit]),
             "code": names.take(pa.array(lines.codes)),
-            "weight": pa.array(attention_weights(run, lines)),
+            "weight": pa.array(code_attention(run.model, lines, code_types=run.code_types)),
         }
         parts.append(pa.table(columns))
-    table = pa.concat_tables(parts)
-    if subject is not None and not len(table):
-        raise _no_subject()
-    return table
+    return pa.concat_tables(parts)
+
+
+def own(records: NewRecords, subject: int) -> TaskRecords:
+    """The visits and prediction times of one subject.
+
+    Raises:
+        EhrseqError: There is no such subject, or it has no prediction time.
+    """
+    found = subject_record(records, subject)
+    return records.encoder.encode(found.record, found.moments)
 
 
 def state_table(run: Run, records: NewRecords, *, at: str) -> pd.DataFrame:
@@ -388,10 +301,6 @@ def export(
         EhrseqError: The run may not be shared, or an argument belongs to the other format.
     """
     folder = run.folder if isinstance(run, Run) else Path(run)
-    if format not in _BELONGS:
-        raise EhrseqError(
-            f"{format!r} is not a choice", where="format", fix=f"use {' or '.join(_BELONGS)}"
-        )
     values = {
         "data": data,
         "labels": labels,

@@ -12,7 +12,6 @@ import yaml
 from ehrsequencing.api.data import meds_folder, study_of, tasks_of
 from ehrsequencing.api.progress import bar
 from ehrsequencing.config import DataConfig, ImportConfig, StudyConfig, validated
-from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import private_folder
 from ehrsequencing.readers.import_report import ImportReport
 from ehrsequencing.readers.registry import all_readers
@@ -214,8 +213,6 @@ def simulate(
         >>> (folder / "task.yaml").is_file()
         True
     """
-    if truth not in ("held_out", "all"):
-        raise EhrseqError(f"{truth!r} is not a choice", where="truth", fix="use held_out or all")
     world = validated(SimulationConfig, settings, where="settings")
     with bar("simulating", show=progress) as tick:
         write_simulation(

@@ -17,7 +17,6 @@ from ehrsequencing.api.long_table import main_c
 from ehrsequencing.api.predictions import (
     attention_table,
     draw_subject,
-    explained,
     opened,
     predictions,
     state_table,
@@ -25,7 +24,7 @@ from ehrsequencing.api.predictions import (
 from ehrsequencing.api.progress import bar
 from ehrsequencing.config import DataConfig
 from ehrsequencing.core.elsewhere import Answering, Hinted
-from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError, refuse_idle
 from ehrsequencing.core.files import read_json_lines, refuse_overlap
 from ehrsequencing.core.outputs import (
     EXPLORER,
@@ -38,8 +37,11 @@ from ehrsequencing.core.outputs import (
 from ehrsequencing.core.text import day_of, days_of
 from ehrsequencing.evaluation.results import read_result
 from ehrsequencing.explain import Question
+from ehrsequencing.explain.deletions import OF_PART
+from ehrsequencing.explain.tables import explained
 from ehrsequencing.explorer import ExplorerSettings, collect, write_page
 from ehrsequencing.explorer.collect import Explorer
+from ehrsequencing.prediction.journal import Journal
 from ehrsequencing.prediction.predict import NewRecords, RiskPredictor
 from ehrsequencing.prediction.run import Run, saved_audit
 from ehrsequencing.records.encoding import Moment
@@ -68,6 +70,8 @@ class TrainedRun(Hinted, Answering, Run):
         since: str | None = None,
         horizons: Sequence[str | float] | str | None = None,
         force: bool = False,
+        journal: str | os.PathLike[str] | None = None,
+        key: str | os.PathLike[str] | None = None,
         facts: dict[str, Any] | None = None,
         progress: bool = True,
     ) -> pd.DataFrame:
@@ -79,6 +83,8 @@ class TrainedRun(Hinted, Answering, Run):
             since: Only people whose index is so recent: `14d` before the data's end or the date of `at`, or a date.
             horizons: As in `["90d", "1y"]`, or numbers of days; default: the task's.
             force: Whether to answer even if hardly any code of the data is known to the run.
+            journal: A folder in which these predictions are kept for `monitor`.
+            key: Key of the journal; default: the folder's name with `.key`, beside it.
             facts: What the data's own files do not tell, as in `{"extracted": "2026-03-01"}`.
             progress: Whether to show a bar.
 
@@ -98,9 +104,13 @@ class TrainedRun(Hinted, Answering, Run):
             (400, True)
         """
         moment = Moment(str(at), since)  # a wrong one is refused before the model is loaded
+        refuse_idle({"key": key}, "without a journal", where="predict", when=journal is None)
+        kept = None if journal is None else Journal(Path(journal), key)
         predictor = RiskPredictor(self, None if horizons is None else days_of(horizons))
         with opened(self, data, facts=facts, show=progress) as records:
-            table = predictions(records, predictor, at=moment, force=force, say=warn_of)
+            table = predictions(
+                records, predictor, at=moment, force=force, journal=kept, say=warn_of
+            )
         return table.to_pandas()
 
     def explain(
@@ -123,7 +133,7 @@ class TrainedRun(Hinted, Answering, Run):
             subject: The `subject_id`; default: mean effects of each code over up to 1,000 subjects.
             horizon: As in `"1y"`, or a number of days; default: the main one of the report.
             cause: Default: the task's first outcome.
-            kind: Of a subject: `code`, `visit`, `code in visit` (default), `pair`, `since the prediction time before`,
+            kind: Of a subject: `code`, `visit`, `code in visit` (default), `since the prediction time before`,
                 or `all`.
             facts: As in `predict`.
             progress: Whether to show a bar.
@@ -154,8 +164,13 @@ class TrainedRun(Hinted, Answering, Run):
                 subject,
                 kind=kind if subject is None else kind or "code in visit",
             )
-        warn_of(explanation.warning)
-        return explanation.table.to_pandas()
+        if explanation.is_part:
+            warn_of(f"warning: {OF_PART}")
+        table = explanation.table.to_pandas()
+        if subject is None or kind == "all":
+            return table
+        known = table.columns[table.notna().any() | table.empty]
+        return table[known.drop("kind")]
 
     def attention(
         self, data: Any, *, subject: int | None = None, facts: dict[str, Any] | None = None

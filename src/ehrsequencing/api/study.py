@@ -1,22 +1,28 @@
-"""`run`: the whole way from records to a report; `ehrseq run` and `ehrseq demo` call it."""
+"""Studies of many steps: `run`, from records to a report; one setting at several values; `ehrseq demo`."""
 
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ehrsequencing.api.compare import RunComparison, compare
 from ehrsequencing.api.data import is_path, one_task, prepare, study_of
 from ehrsequencing.api.evaluate import audit, evaluate
-from ehrsequencing.api.records import check
+from ehrsequencing.api.progress import training_bar
+from ehrsequencing.api.records import check, simulate
 from ehrsequencing.api.run import TrainedRun
 from ehrsequencing.api.training import train
-from ehrsequencing.config import StudyConfig
-from ehrsequencing.core.files import refuse_overlap
+from ehrsequencing.config import StudyConfig, load_study, load_task
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.files import entries, read_json, refuse_overlap, require_name, write_json
 from ehrsequencing.core.outputs import (
     MANIFEST,
     PREPARED,
     RUN,
+    SIMULATION,
     UNFINISHED_RUN,
+    is_json_of,
     refuse_existing,
     remove_existing,
 )
@@ -24,7 +30,14 @@ from ehrsequencing.evaluation.context import evaluation_made_of, read_tripod
 from ehrsequencing.evaluation.results import read_result
 from ehrsequencing.prediction.run import saved_audit
 from ehrsequencing.records.meds import find_shards
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting.report import PAGES
+from ehrsequencing.reporting.terminal import metric_lines
+from ehrsequencing.results.result_types import Shared
+from ehrsequencing.simulate import SimulationConfig
+from ehrsequencing.simulate.dataset import simulation_facts
+from ehrsequencing.training.fit import fit
+from ehrsequencing.training.plan import Plan
 from ehrsequencing.training.run_folder import BEGUN, refuse_foreign, remove_unfinished
 
 
@@ -131,3 +144,161 @@ def _make_room(
         refuse_existing(store, PREPARED)
     if not any((folder / name).is_file() for name in (MANIFEST, f"checkpoints/{BEGUN}")):
         refuse_foreign(folder)
+
+
+# ---- one setting at several values --------------------------------------------------------------------------------
+
+ABLATION = "ablation.json"
+# networks alone: no trees beside them, and none to learn from
+_ALONE = ("training.blend=false", "training.distillation=0")
+
+
+def ablate(
+    prepared: Prepared,
+    setting: str,
+    values: Sequence[str],
+    *,
+    out: Path,
+    task: str | None = None,
+    seeds: int = 5,
+    overrides: Sequence[str] = (),
+    progress: bool = True,
+    say: Callable[[str], None] = lambda _: None,
+) -> RunComparison:
+    """Train a network for each value and seed, and compare the values on the held-out people.
+
+    Args:
+        prepared: The data.
+        setting: Its name, as in `model.visit_encoder`.
+        values: As on the command line; differences are the first minus each other one.
+        out: Folder with a run for each value and seed, and `ablation.json`. What is finished there is kept.
+        task: Name of the task; the only one by default.
+        seeds: Of the training, from 0.
+        overrides: Other settings, the same for all.
+        progress: Whether to show bars.
+        say: Called with what is trained.
+
+    Returns:
+        The runs, in a group for each value.
+
+    Raises:
+        EhrseqError: There are no two trainings to compare, one is impossible, or a folder holds another training.
+    """
+    name = task or prepared.only_task()
+
+    def study_of_value(value: str, seed: int) -> StudyConfig:
+        given = [*overrides, f"{setting}={value}", *_ALONE, f"training.seed={seed}"]
+        return load_study(None, given)
+
+    studies = [study_of_value(value, 0) for value in values]
+    trained = {study.model_dump_json(include={"model", "training"}) for study in studies}
+    if len(values) < 2 or len(trained) < len(values):
+        raise EhrseqError(
+            "compares two different values or more, of what a network alone is trained with",
+            where="--ablate",
+            fix=f"write {setting}=ONE,OTHER",
+        )
+    for study in studies:  # what cannot be is refused before anything is trained
+        Plan.of(prepared, name, study)
+    runs: dict[str, list[Path]] = {value: [] for value in values}
+    for value in values:
+        for seed in range(seeds):
+            say(f"{setting}={value}, seed {seed}")
+            folder = out / re.sub(r"[^\w.-]+", "-", value) / f"seed-{seed}"
+            with training_bar(show=progress) as report:
+                plan = Plan.of(prepared, name, study_of_value(value, seed))
+                fit(plan, folder, resume=True, on_progress=report)
+            runs[value].append(folder)
+    found = compare(runs, bootstrap=0, progress=progress)
+    write_json(out / ABLATION, {"setting": setting, "task": name, "runs": found.runs()})
+    return found
+
+
+# ---- the demo ------------------------------------------------------------------------------------------------------
+
+
+EXPLORED = 300  # patients in the explorer
+FEWEST = 1000  # subjects, below which chance decides how the models compare
+# A simple simulation for a small cohort: the default 24 pairs and 200 background codes need over 10,000 subjects.
+WORLD = SimulationConfig(
+    pairs=3,
+    background_codes=60,
+    order_visit_share=0,
+    acute_visit_share=0,
+    stay_visit_share=0,
+    visit_effect=0,
+    drop_out_effect=0,
+    truth_futures=64,
+    last_horizon_years=2,  # by then most events have happened: it is the main horizon
+    words=True,
+)
+SETTINGS = ("evaluation.bootstrap=200",)
+
+
+def run_demo(
+    out: Path,
+    *,
+    subjects: int,
+    seed: int,
+    progress: bool = True,
+    say: Callable[[str], None] = lambda _: None,
+) -> Shared:
+    """Simulate, then go the whole way; steps that are complete are skipped.
+
+    Args:
+        out: Folder to make.
+        subjects: How many subjects to simulate.
+        seed: Seed of simulation and training.
+        progress: Whether to show bars.
+        say: Called with lines for a terminal.
+
+    Returns:
+        The metrics.
+    """
+    require_name(out)
+    import torch
+
+    # a model this small gains little from a second thread, and loses much on a busy machine
+    torch.set_num_threads(1)
+    refuse_another_demo(out, subjects=subjects, seed=seed)
+    data = out / "data"
+    if not (data / MANIFEST).is_file():
+        say(f"0/5  simulating {subjects:,} patients, whose true risks are known")
+        world = WORLD.model_dump(exclude_defaults=True)
+        simulate(data, subjects=subjects, seed=seed, progress=progress, **world)
+    study = load_study(None, [*SETTINGS, f"training.seed={seed}"])
+    task = load_task(data / "task.yaml")
+    made = run(data, task, out=out, study=study, progress=progress, say=say)
+    if not (out / "explorer.html").is_file():
+        made.explore(data, out / "explorer.html", subjects=EXPLORED, progress=progress)
+    metrics: Shared = read_json(made.folder / "metrics.json")
+    for line in summary(metrics, subjects=subjects):
+        say(line)
+    return metrics
+
+
+def refuse_another_demo(out: Path, *, subjects: int, seed: int) -> None:
+    """Refuse a folder that holds anything but this demo, complete or interrupted."""
+    wanted = {**SIMULATION.facts, **simulation_facts(subjects, seed, "held_out", WORLD)}
+    manifest = out / "data" / MANIFEST
+    if is_json_of(manifest, SIMULATION) and wanted.items() <= read_json(manifest).items():
+        return
+    if out.exists() and (not out.is_dir() or entries(out)):
+        raise EhrseqError(
+            "holds something else", where=str(out), fix="name another folder with --out"
+        )
+
+
+def summary(metrics: Shared, *, subjects: int) -> list[str]:
+    """The main results, as lines for a terminal."""
+    lines = ["", *metric_lines(metrics)]
+    if subjects < FEWEST:
+        return [
+            *lines,
+            f"Nothing can be concluded from {subjects:,} patients: take {FEWEST:,} or more.",
+        ]
+    if metrics["oracle"] is not None:
+        lines.append(
+            "No model can beat the true hazards in expected likelihood or Brier score, but in C one can."
+        )
+    return lines

@@ -13,6 +13,7 @@ from ehrsequencing.records.timelines import Timelines, joined
 FEWEST_RARE = 3  # distinct visits that only the people with this very record have
 MOST_LOST, MOST_ALIKE = 3, 0.7  # visits lost in a row, and pairs of visits that a copy shares
 MOST_COPIES = 10  # people with one record; what more have is a schedule
+CHANCE = 0.05  # pairs of people expected to share so much by chance; codes and times may be few
 TOLERATED = 0.001  # share of a split: twins, and the odd person with two ids, are worth a warning
 Hashes = NDArray[np.uint64]
 
@@ -82,7 +83,8 @@ def _copies_with_losses(timelines: Timelines, split: Ints, is_asked: Bools) -> t
     """Who has nearly all visits of somebody in a split before, with the same times between them; some may be lost.
 
     What is compared are pairs of visits: their codes and the seconds between. Neighbours in a copy lie up to
-    `MOST_LOST` visits apart in the other record.
+    `MOST_LOST` visits apart in the other record. Pairs that many people have prove little: of all pairs of people,
+    fewer than `CHANCE` may be expected to share these if each pair of visits is had independently.
 
     Returns:
         (S,) whether a subject is such a copy; (S,) who has enough such pairs to be found.
@@ -100,6 +102,11 @@ def _copies_with_losses(timelines: Timelines, split: Ints, is_asked: Bools) -> t
     order = np.lexsort((np.concatenate(owners), np.concatenate(hashes)))
     pairs, who = np.concatenate(hashes)[order], np.concatenate(owners)[order]
     is_next = np.concatenate(adjacent)[order]
+    is_new = np.diff(pairs, prepend=~pairs[:1]) != 0
+    is_holder = is_new | (np.diff(who, prepend=-1) != 0)
+    group = np.cumsum(is_new) - 1
+    others = np.bincount(group, is_holder)[group] - 1  # (pairs,) how many more people have it
+    rarity = np.log(np.maximum(others, 1) / len(timelines))
     own = np.bincount(who[is_next], minlength=len(timelines))
     able = is_asked & (split > 0) & (own >= FEWEST_RARE)
     matches = list[Ints]()
@@ -107,12 +114,13 @@ def _copies_with_losses(timelines: Timelines, split: Ints, is_asked: Bools) -> t
         same = np.flatnonzero((pairs[lag:] == pairs[:-lag]) & (who[lag:] != who[:-lag]))
         for one, other in ((same, same + lag), (same + lag, same)):
             here = is_next[one] & (split[who[one]] > split[who[other]]) & is_asked[who[other]]
-            matches.append(
-                np.stack([who[one[here]], who[other[here]], pairs[one[here]].view(np.int64)])
-            )
+            matches.append(np.stack([who[one[here]], who[other[here]], group[one[here]]]))
     distinct = np.unique(np.concatenate(matches, axis=1), axis=1)
-    people, count = np.unique(distinct[:2], axis=1, return_counts=True)
+    people, same, count = np.unique(distinct[:2], axis=1, return_inverse=True, return_counts=True)
+    rarity = rarity[np.flatnonzero(is_new)][distinct[2]]
+    by_chance = np.bincount(same.ravel(), rarity, len(count)) + 2 * np.log(len(timelines))
     is_same = (count >= FEWEST_RARE) & (count >= MOST_ALIKE * own[people[0]])
+    is_same &= by_chance < np.log(CHANCE)
     is_copy = np.zeros(len(timelines), dtype=np.bool_)
     is_copy[people[0, is_same]] = True
     return is_copy & able, able

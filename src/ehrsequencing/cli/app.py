@@ -4,19 +4,16 @@ A command imports what it needs when it runs, so that `ehrseq --help` stays fast
 """
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from ehrsequencing.cli.console import (
-    AFTER,
-    DATA,
-    MODEL,
-    SHARING,
-    START,
     CommandLine,
-    Panels,
+    UsageError,
     bar,
     finish,
     run as run_app,
@@ -26,16 +23,7 @@ from ehrsequencing.cli.console import (
 )
 from ehrsequencing.cli.evaluate import audit, compare, evaluate, main_results, score
 from ehrsequencing.cli.importing import import_app
-from ehrsequencing.cli.options import (
-    Config,
-    DataFolder,
-    NewFolder,
-    Overrides,
-    Overwrite,
-    TaskFiles,
-    places,
-    read_study,
-)
+from ehrsequencing.cli.options import places, read_study
 from ehrsequencing.cli.predict import drift, explain, explore, monitor, predict
 from ehrsequencing.cli.serve import export, serve
 from ehrsequencing.cli.train import pretrain, train, update
@@ -44,6 +32,36 @@ from ehrsequencing.core.version import __version__
 
 if TYPE_CHECKING:
     from ehrsequencing.config import StudyConfig
+
+START, DATA, MODEL = "Start here", "Data", "Model"  # panels of `ehrseq --help`
+AFTER, SHARING = "After training", "Sharing"
+
+
+class Panels(TyperGroup):
+    """Lists the commands by what they are for."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Of a command that is not there, the one line to type in its place."""
+        known, name = self.list_commands(ctx), str(args[0])
+        if name in known or name.startswith("-"):
+            return super().resolve_command(ctx, args)
+        from ehrsequencing.core.elsewhere import right_command
+
+        way = right_command(name, known)
+        raise UsageError(f"There is no command {name!r}" + (f": use {way}" if way else ""), ctx)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write one section a panel, in the order in which commands were declared."""
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for name in self.list_commands(ctx):
+            command: Any = self.get_command(ctx, name)
+            panel = command.rich_help_panel
+            title = panel if isinstance(panel, str) else "Commands"
+            panels.setdefault(title, []).append((name, command.get_short_help_str(limit=100)))
+        for panel in sorted(panels, key=[START, DATA, MODEL, AFTER, SHARING, "Commands"].index):
+            with formatter.section(panel):
+                formatter.write_dl(panels[panel])
+
 
 app = CommandLine(
     name="ehrseq",
@@ -73,16 +91,12 @@ def _options(
 
 
 @app.command(example="ehrseq demo --out demo", panel=START)
-def demo(
-    out: Annotated[Path, typer.Option("--out", help="Folder to make")] = Path("demo"),
-    subjects: Annotated[int, typer.Option(help="Simulated subjects")] = 3000,
-    seed: Annotated[int, typer.Option(help="Seed of simulation and training")] = 0,
-) -> None:
+def demo(out: Path, **given: Any) -> None:
     """Simulate records, train on them, evaluate, audit, and write the report."""
-    from ehrsequencing.cli.demo import run_demo
+    from ehrsequencing.api.study import run_demo
 
     run, data = out / "run", out / "data"
-    metrics = run_demo(out, subjects=subjects, seed=seed)
+    metrics = run_demo(out, progress=shown(), say=say, **given)
     finish(
         wrote={
             "data": data,
@@ -97,19 +111,12 @@ def demo(
 
 @app.command(example="ehrseq run meds --task task.yaml --out study", panel=START)
 def run(
-    data: Annotated[
-        Path | None, typer.Argument(help="Folder of a MEDS data set; or data: in the study file")
-    ] = None,
-    overrides: Overrides = None,
-    task: TaskFiles = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Folder to make; or out: in the study file")
-    ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Trees and Cox alone, in a fraction of the time")
-    ] = False,
-    overwrite: Overwrite = False,
-    config: Config = None,
+    data: Path | None,
+    out: Path | None,
+    overrides: Sequence[str] | None,
+    config: Path | None,
+    quick: bool,
+    **asked: Any,
 ) -> None:
     """Check, prepare, train, evaluate, audit, and write the report; goes on where it was.
 
@@ -130,7 +137,7 @@ def run(
     from ehrsequencing.core.files import read_json
     from ehrsequencing.reporting.terminal import audit_lines, metric_lines
 
-    made = run_all(data, task, out=out, study=study, overwrite=overwrite, progress=shown(), say=say)
+    made = run_all(data, out=out, study=study, progress=shown(), say=say, **asked)
     metrics, checks = (read_json(made.folder / f"{name}.json") for name in ("metrics", "audit"))
     say("\n".join([*metric_lines(metrics), *audit_lines(checks)]))
     report = made.folder / "report.html"
@@ -146,33 +153,13 @@ def run(
 
 
 @app.command(example="ehrseq simulate sim --subjects 4000 --seed 0", panel=DATA)
-def simulate(
-    out: NewFolder,
-    overrides: Overrides = None,
-    subjects: Annotated[int, typer.Option(help="How many subjects")] = 4000,
-    seed: Annotated[int, typer.Option(help="Seed")] = 0,
-    overwrite: Overwrite = False,
-    truth: Annotated[
-        str, typer.Option(help="Whose truth to compute: held_out or all")
-    ] = "held_out",
-    config: Annotated[
-        Path | None, typer.Option("--config", help="YAML file with settings of the simulator")
-    ] = None,
-) -> None:
+def simulate(out: Path, overrides: Sequence[str] | None, config: Path | None, **given: Any) -> None:
     """Write a simulated MEDS data set with its true risks and its task."""
     from ehrsequencing.api.records import simulate as write
     from ehrsequencing.config import read_settings
 
-    settings = read_settings(config, overrides or ())
-    write(
-        out,
-        subjects=subjects,
-        seed=seed,
-        truth=truth,
-        overwrite=overwrite,
-        progress=shown(),
-        **settings,
-    )
+    write(out, progress=shown(), **given, **read_settings(config, overrides or ()))
+    subjects, seed = given["subjects"], given["seed"]
     task = out / "task.yaml"
     say(f"{subjects:,} simulated subjects, with their true risks")
     finish(
@@ -184,15 +171,7 @@ def simulate(
 
 @app.command(example='ehrseq codes meds "diabetes"', panel=DATA)
 def codes(
-    data: DataFolder,
-    text: Annotated[
-        str, typer.Argument(help="Words, or a pattern as in ICD10CM//E11*; default: all codes")
-    ] = "",
-    overrides: Overrides = None,
-    top: Annotated[
-        int, typer.Option("--top", min=1, help="How many codes to print; --json has all")
-    ] = 10,
-    config: Config = None,
+    data: Path, text: str, overrides: Sequence[str] | None, top: int, config: Path | None
 ) -> None:
     """Find codes by text in codes and descriptions, or list the most frequent.
 
@@ -219,21 +198,13 @@ def codes(
 
 @app.command(example="ehrseq check meds --task task.yaml", panel=DATA)
 def check(
-    data: DataFolder,
-    overrides: Overrides = None,
-    task: TaskFiles = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            help="Also write what was found to this file (JSON); with --suggest, a folder for task files",
-        ),
-    ] = None,
-    suggest: Annotated[
-        bool, typer.Option("--suggest", help="Instead, show which task templates fit the codes")
-    ] = False,
-    overwrite: Overwrite = False,
-    config: Config = None,
+    data: Path,
+    overrides: Sequence[str] | None,
+    task: Sequence[Path] | None,
+    out: Path | None,
+    suggest: bool,
+    overwrite: bool,
+    config: Path | None,
 ) -> None:
     """Report problems in the data, the automatic fixes, and the cohort's attrition.
 
@@ -301,20 +272,12 @@ def _suggest(data: Path, study: "StudyConfig", out: Path | None) -> None:
     example="ehrseq prepare meds --task task.yaml --out prepared visits.by=day", panel=DATA
 )
 def prepare(
-    data: DataFolder,
-    overrides: Overrides = None,
-    out: Annotated[Path, typer.Option("--out", help="Folder to make")] = ...,  # type: ignore[assignment]
-    task: TaskFiles = None,
-    overwrite: Overwrite = False,
-    engine: Annotated[
-        str,
-        typer.Option(
-            "--engine",
-            hidden=True,
-            help="Where shards are worked on: a Dask cluster, dask://HOST:PORT",
-        ),
-    ] = "processes",
-    config: Config = None,
+    data: Path,
+    out: Path,
+    overrides: Sequence[str] | None,
+    config: Path | None,
+    task: Sequence[Path] | None,
+    **given: Any,
 ) -> None:
     """Turn MEDS records into packed arrays and labels."""
     from ehrsequencing.config.files import agreed_tasks, load_task
@@ -326,7 +289,7 @@ def prepare(
     study = read_study(config, overrides, "prepare")
     tasks = agreed_tasks([load_task(path) for path in task or ()], study)
     with bar("preparing") as tick:
-        make(data, out, study=study, tasks=tasks, overwrite=overwrite, progress=tick, engine=engine)
+        make(data, out, study=study, tasks=tasks, progress=tick, **given)
     prepared = Prepared(out, verify=False)
     for line in fix_lines(prepared.manifest["fixes"]):
         say(line)

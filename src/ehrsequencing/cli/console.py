@@ -8,7 +8,6 @@ Exit codes: 0 done, 1 a leak found (`ehrseq audit` alone), 2 a user's error, 3 a
 because of the data (`drift`, `predict --strict`), 128 + n a signal.
 """
 
-import copy
 import errno
 import functools
 import inspect
@@ -20,21 +19,65 @@ import traceback
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
-from typer.core import TyperGroup
 
 from ehrsequencing.api import progress
 from ehrsequencing.api.progress import Tick, logged, plain, print_line
-from ehrsequencing.cli.output import Output
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.options import OPTIONS, SHARED, Option
 from ehrsequencing.core.signals import number_of, raise_at_signals
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # disk, quota or size limit of a file
 USER_ERROR, UNEXPECTED, REFUSED, BY_SIGNAL, BROKEN_PIPE = 2, 3, 4, 128, 141
-_UsageError: type[Any] = typer.BadParameter.__mro__[1]  # Typer has no public name for it
+UsageError: type[Any] = typer.BadParameter.__mro__[1]  # Typer has no public name for it
+
+
+@dataclass
+class Output:
+    """What one command has told so far.
+
+    Attributes:
+        command: As people type it, without `ehrseq`.
+        json: Print one JSON object at the end, and nothing else on stdout.
+        quiet: Print warnings and errors only.
+        wrote: What it is → path.
+        next: The command to type next.
+        result: The command's own facts.
+        notes: Remarks.
+        warnings: Remarks that `quiet` does not silence.
+        error: What went wrong, where, and how to fix it.
+    """
+
+    command: str = ""
+    json: bool = False
+    quiet: bool = False
+    wrote: dict[str, str] = field(default_factory=dict)
+    next: str | None = None
+    result: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    error: dict[str, str] | None = None
+
+    def as_json(self, exit_code: int) -> str:
+        """The JSON object, on one line."""
+        from pydantic_core import to_json
+
+        facts = {
+            "command": self.command,
+            "exit_code": exit_code,
+            "error": self.error,
+            "wrote": self.wrote,
+            "next": self.next,
+            "notes": self.notes,
+            "warnings": self.warnings,
+            "result": self.result,
+        }
+        # many readers refuse NaN and infinity
+        return to_json(facts, inf_nan_mode="null", fallback=str).decode()
 
 
 _open: list[Output] = [Output()]  # the last one is that of the command that runs
@@ -207,20 +250,6 @@ def _line_and_code(error: Exception) -> tuple[str, int]:
 
 # ---- the command line ------------------------------------------------------------
 
-START, DATA, MODEL = "Start here", "Data", "Model"  # panels of `ehrseq --help`
-AFTER, SHARING = "After training", "Sharing"
-# a setting that the command uses, for its help
-SETTING = {
-    "simulate": "pairs=12",
-    "check": "visits.by=day",
-    "prepare": "visits.by=day",
-    "run": "model.size=small",
-    "train": "model.size=small",
-    "pretrain": "model.size=small",
-    "evaluate": "evaluation.bootstrap=1000",
-    "score": "splits.by=hash",
-    "import": "import.dates=dmy",
-}
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -231,57 +260,6 @@ def _show_everything(ctx: typer.Context, wanted: bool) -> None:
             param.hidden = False  # type: ignore[attr-defined]
         typer.echo(ctx.get_help())
         raise typer.Exit
-
-
-SHARED: dict[str, Any] = {
-    "quiet": Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings and errors only")],
-    "as_json": Annotated[
-        bool, typer.Option("--json", help="Print one JSON object on stdout, nothing else")
-    ],
-    "log": Annotated[
-        Path | None,
-        typer.Option("--log", help="Add what is printed to this file, with time and level"),
-    ],
-    "debug": Annotated[
-        bool, typer.Option("--debug", hidden=True, help="Show the traceback of an error")
-    ],
-    "help_all": Annotated[
-        bool,
-        typer.Option(
-            "--help-all",
-            help="Show all options and exit",
-            is_eager=True,
-            expose_value=False,
-            callback=_show_everything,
-        ),
-    ],
-}
-
-
-class Panels(TyperGroup):
-    """Lists the commands by what they are for."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Of a command that is not there, the one line to type in its place."""
-        known, name = self.list_commands(ctx), str(args[0])
-        if name in known or name.startswith("-"):
-            return super().resolve_command(ctx, args)
-        from ehrsequencing.core.elsewhere import right_command
-
-        way = right_command(name, known)
-        raise _UsageError(f"There is no command {name!r}" + (f": use {way}" if way else ""), ctx)
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write one section a panel, in the order in which commands were declared."""
-        panels: dict[str, list[tuple[str, str]]] = {}
-        for name in self.list_commands(ctx):
-            command: Any = self.get_command(ctx, name)
-            panel = command.rich_help_panel
-            title = panel if isinstance(panel, str) else "Commands"
-            panels.setdefault(title, []).append((name, command.get_short_help_str(limit=100)))
-        for panel in sorted(panels, key=[START, DATA, MODEL, AFTER, SHARING, "Commands"].index):
-            with formatter.section(panel):
-                formatter.write_dl(panels[panel])
 
 
 class CommandLine(typer.Typer):
@@ -297,7 +275,13 @@ class CommandLine(typer.Typer):
         self.group = group
 
     def command(
-        self, name: str | None = None, *, example: str = "", panel: str = "", **settings: Any
+        self,
+        name: str | None = None,
+        *,
+        example: str = "",
+        panel: str = "",
+        options: Mapping[str, Option] | None = None,
+        **settings: Any,
     ) -> Callable[[Function], Function]:
         """Declare a command.
 
@@ -305,6 +289,7 @@ class CommandLine(typer.Typer):
             name: What people type; by default the function's name.
             example: A command line to copy, for the end of the help. Without it the docstring has one ("Example: …").
             panel: Where `ehrseq --help` lists it.
+            options: Its options; default: those of its name in `core/options.py`, else what the function takes.
             settings: Of `typer.Typer.command`.
         """
         if panel:
@@ -315,16 +300,18 @@ class CommandLine(typer.Typer):
 
         def declare(function: Function) -> Function:
             path = f"{self.group} {name or function.__name__}".strip()
-            super(CommandLine, self).command(name, **settings)(with_conventions(function, path))
+            taken = OPTIONS.get(path) if options is None else options
+            made = with_conventions(function, path, taken)
+            super(CommandLine, self).command(name, **settings)(made)
             return function
 
         return declare
 
 
-def with_conventions(function: Callable[..., Any], command: str) -> Callable[..., None]:
-    """The function with the shared options, its output collected and its errors as one line."""
-    signature = inspect.signature(function)
-    hints = typing.get_type_hints(function, include_extras=True)
+def with_conventions(
+    function: Callable[..., Any], command: str, options: Mapping[str, Option] | None
+) -> Callable[..., None]:
+    """The function with its options and the shared ones, its output collected and its errors as one line."""
 
     @functools.wraps(function)
     def with_shared_options(
@@ -342,28 +329,52 @@ def with_conventions(function: Callable[..., Any], command: str) -> Callable[...
                 _refuse_torchrun(command)
             function(**given)
 
-    if "overrides" in hints:
-        setting = SETTING.get(command.partition(" ")[0], "data.extracted=2026-03-01")
-        text = f"Settings, as in {setting}"
-        kind, argument = typing.get_args(hints["overrides"])
-        argument = copy.copy(argument)
-        argument.help = text
-        hints["overrides"] = Annotated[kind, argument]
-    parameters = [
-        p.replace(annotation=hints.get(p.name, p.annotation)) for p in signature.parameters.values()
-    ]
-    for name, option in SHARED.items():
-        parameters.append(
-            inspect.Parameter(
-                name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=None if name == "log" else False,
-                annotation=option,
-            )
-        )
-    with_shared_options.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    with_shared_options.__annotations__ = hints | SHARED
+    if options is None:
+        hints = typing.get_type_hints(function, include_extras=True)
+        own = inspect.signature(function).parameters.values()
+        parameters = [p.replace(annotation=hints.get(p.name, p.annotation)) for p in own]
+    else:
+        parameters = [_parameter(name, option) for name, option in options.items()]
+    parameters += [_parameter(name, option) for name, option in SHARED.items()]
+    signature = inspect.Signature(parameters)
+    with_shared_options.__signature__ = signature  # type: ignore[attr-defined]
+    with_shared_options.__annotations__ = {p.name: p.annotation for p in parameters}
     return with_shared_options
+
+
+def _parameter(name: str, option: Option) -> inspect.Parameter:
+    """An argument or option of the command line."""
+    settings: dict[str, Any] = {
+        "help": option.help,
+        "hidden": option.is_rare,
+        "min": option.least,
+        "max": option.most,
+        "envvar": option.variable,
+    }
+    if name == "help_all":
+        settings |= {"is_eager": True, "expose_value": False, "callback": _show_everything}
+    if name == "overrides":
+        settings |= {"show_default": False, "autocompletion": _settings_like}
+    if option.is_word:
+        made = typer.Argument(**settings)
+    else:
+        made = typer.Option(*(option.names or ["--" + name.replace("_", "-")]), **settings)
+    kind = option.type if option.default is not None else option.type | None
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=option.default,
+        annotation=Annotated[kind, made],
+    )
+
+
+def _settings_like(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Settings that the command uses and that begin like this, for completion in a shell."""
+    from ehrsequencing.config import COMMANDS, StudyConfig, setting_names
+
+    sections = COMMANDS.get(ctx.info_name or "", ())
+    names = [name for name in setting_names(StudyConfig) if name.partition(".")[0] in sections]
+    return [f"{name}=" for name in names if name.startswith(incomplete)]
 
 
 def _refuse_torchrun(command: str) -> None:
@@ -401,7 +412,7 @@ def run(app: typer.Typer) -> None:
         app(prog_name="ehrseq")
     except SystemExit as stop:
         if "--json" in sys.argv and isinstance(
-            stop.__context__, _UsageError
+            stop.__context__, UsageError
         ):  # no command has begun
             what = stop.__context__.format_message()
             parts = {"what": what, "where": "", "fix": "see ehrseq --help"}

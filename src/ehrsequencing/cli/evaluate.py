@@ -1,21 +1,13 @@
 """`ehrseq evaluate`, `audit`, `score` and `compare`: how good a model is, and whether to believe it."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from ehrsequencing.cli.console import finish, note, remark, say, shown, warn
-from ehrsequencing.cli.options import (
-    Config,
-    DataFolder,
-    MovedSet,
-    Overrides,
-    Overwrite,
-    RunFolder,
-    open_run,
-    read_study,
-)
+from ehrsequencing.cli.options import open_run, read_study
 from ehrsequencing.core.errors import EhrseqError, refuse_idle
 from ehrsequencing.core.signals import keep_freed_memory
 from ehrsequencing.results.result_types import Shared
@@ -34,65 +26,25 @@ def main_results(metrics: Shared) -> dict[str, Any]:
     return {**named, "metrics": rows, "warnings": metrics["warnings"]}
 
 
-# options of the command
-_EvaluateSplit = Annotated[
-    str | None, typer.Option("--split", hidden=True, help="train, tuning or [held_out]")
-]
-_EvaluateData = Annotated[
-    Path | None,
-    typer.Option(
-        "--data",
-        help="Other MEDS data: external validation. With --splits: the records, if moved",
-    ),
-]
-_EvaluateOut = Annotated[
-    Path | None, typer.Option("--out", help="With --data: folder to make [RUN/external-NAME]")
-]
-_EvaluateSplits = Annotated[
-    int | None,
-    typer.Option("--splits", help="Also train and evaluate on this many random 80/20 splits"),
-]
-_EvaluateSplitSeed = Annotated[
-    int | None,
-    typer.Option("--split-seed", hidden=True, help="Seed of the first of the --splits [1234]"),
-]
-_EvaluateWalk = Annotated[
-    str | None,
-    typer.Option(
-        "--walk",
-        help="date: also train before, and test in, windows of index dates; site: leave out one at a time",
-    ),
-]
-_EvaluateRedraw = Annotated[
-    bool,
-    typer.Option("--redraw", help="Only draw the report of the last evaluation again"),
-]
-
-
 def evaluate(
-    run: RunFolder,
-    overrides: Overrides = None,
-    split: _EvaluateSplit = None,
-    prepared: MovedSet = None,
-    baselines: Annotated[str | None, typer.Option("--baselines", help="fast or none")] = None,
-    data: _EvaluateData = None,
-    out: _EvaluateOut = None,
-    overwrite: Overwrite = False,
-    splits: _EvaluateSplits = None,
-    split_seed: _EvaluateSplitSeed = None,
-    walk: _EvaluateWalk = None,
-    redraw: _EvaluateRedraw = False,
-    config: Config = None,
+    run: Path,
+    data: Path | None,
+    overrides: Sequence[str] | None,
+    config: Path | None,
+    baselines: str | None,
+    redraw: bool,
+    **given: Any,
 ) -> None:
     """Evaluate a run: write metrics.json and report.html, with baselines on the same subjects.
 
     Uses a split of the run's own data or, with --data, data that the model has never seen.
     """
     keep_freed_memory()
-    given = [*(overrides or ()), *([f"evaluation.baselines={baselines}"] if baselines else ())]
-    external = data is not None and splits is None and walk is None
+    settings = _with_baselines(overrides, baselines)
+    walk = given["walk"]
+    external = data is not None and given["splits"] is None and walk is None
     command = "evaluate --data" if external else "evaluate"
-    study = read_study(config, given, command)
+    opened, study = open_run(run, command, settings, config, data=data)
     from ehrsequencing.api.evaluate import evaluate as evaluate_run, redraw as redraw_report
     from ehrsequencing.config import load_study
     from ehrsequencing.prediction.run import AUDIT
@@ -102,43 +54,19 @@ def evaluate(
 
     if redraw:
         of_settings = sorted(study.evaluation.model_fields_set - {"tripod"})
-        others: dict[str, object] = {
-            "--split": split,
-            "--prepared": prepared,
-            "--data": data,
-            "--out": out,
-            "--overwrite": overwrite,
-            "--splits": splits,
-            "--split-seed": split_seed,
-            "--walk": walk,
-            **{f"evaluation.{name}": True for name in of_settings},
-        }
+        others = {"--" + name.replace("_", "-"): value for name, value in given.items()}
+        others |= {"--data": data} | {f"evaluation.{name}": True for name in of_settings}
         refuse_idle(
             others,
             "beside --redraw, which only draws the last evaluation again",
             where="ehrseq evaluate",
         )
-    opened = open_run(run, study, command, config=config, data=data)
-    if redraw:
         page = redraw_report(run, tripod=study.evaluation.tripod)
         finish(wrote={"report": page}, then=["predict", run, "DATA"])
         return
-    settings = load_study(config, given, evaluation=opened.study.evaluation).evaluation
-    evaluated = evaluate_run(
-        opened,
-        split=split,
-        data=data,
-        out=out,
-        overwrite=overwrite,
-        facts=study.data if external else None,
-        prepared=prepared,
-        splits=splits,
-        split_seed=split_seed,
-        walk=walk,
-        progress=shown(),
-        say=remark,
-        **dict(settings),
-    )
+    given |= dict(load_study(config, settings, evaluation=opened.study.evaluation).evaluation)
+    given |= {"facts": study.data if external else None, "progress": shown(), "say": remark}
+    evaluated = evaluate_run(opened, data=data, **given)
     say("\n".join(metric_lines(evaluated.result)))
     pages = {"report": evaluated.report, "metrics": evaluated.folder / "metrics.json"}
     if walk is not None:
@@ -158,25 +86,12 @@ def evaluate(
     )
 
 
-def audit(
-    run: RunFolder,
-    split: Annotated[
-        str,
-        typer.Option("--split", hidden=True, help="Split whose subjects the model is tested on"),
-    ] = "held_out",
-    subjects: Annotated[
-        int, typer.Option("--subjects", help="How many subjects of each split to sample")
-    ] = 200,
-    seed: Annotated[int, typer.Option("--seed", hidden=True, help="Seed of the sample")] = 0,
-    allow: Annotated[
-        list[str] | None,
-        typer.Option("--allow", help="CODE=REASON: this code may say so much; may be repeated"),
-    ] = None,
-    prepared: MovedSet = None,
-    data: Annotated[
-        Path | None, typer.Option("--data", help="The MEDS records, if they have moved")
-    ] = None,
-) -> None:
+def _with_baselines(overrides: Sequence[str] | None, baselines: str | None) -> list[str]:
+    """The settings, with the option that is one, too."""
+    return [*(overrides or ()), *([f"evaluation.baselines={baselines}"] if baselines else ())]
+
+
+def audit(run: Path, allow: Sequence[str] | None, **given: Any) -> None:
     """Test a run and its data for leaks of the future.
 
     Exits with 1 if a leak is found, else with 0. Exit code 0 is not a proof, since checks may only warn or may not be
@@ -186,16 +101,8 @@ def audit(
     from ehrsequencing.reporting.terminal import audit_lines
 
     open_run(run)
-    findings = audit_run(
-        run,
-        split=split,
-        subjects=subjects,
-        seed=seed,
-        prepared=prepared,
-        data=data,
-        allow=dict(_allowed(one) for one in allow or ()),
-        progress=shown(),
-    )
+    given["allow"] = dict(_allowed(one) for one in allow or ())
+    findings = audit_run(run, progress=shown(), **given)
     result, line = findings.attrs["audit"], findings.attrs["report"]
     say("\n".join(audit_lines(result)))
     if line.startswith("warning: "):
@@ -222,30 +129,13 @@ def _allowed(text: str) -> tuple[str, str]:
 
 
 def score(
-    predictions: Annotated[
-        Path, typer.Argument(help="Risks of any model: .parquet, .csv or .csv.gz")
-    ],
-    data: DataFolder,
-    overrides: Overrides = None,
-    task: Annotated[Path, typer.Option("--task", help="Task file")] = ...,  # type: ignore[assignment]
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Folder to make [NAME-score beside PREDICTIONS]")
-    ] = None,
-    overwrite: Overwrite = False,
-    name: Annotated[
-        str | None, typer.Option("--name", help="What the model is called [the file's name]")
-    ] = None,
-    split: Annotated[
-        str, typer.Option("--split", hidden=True, help="train, tuning or held_out")
-    ] = "held_out",
-    prepared: Annotated[
-        Path | None,
-        typer.Option(
-            "--prepared", help="What ehrseq prepare made of DATA and the task, to save time"
-        ),
-    ] = None,
-    baselines: Annotated[str | None, typer.Option("--baselines", help="fast or none")] = None,
-    config: Config = None,
+    predictions: Path,
+    data: Path,
+    task: Path,
+    overrides: Sequence[str] | None,
+    config: Path | None,
+    baselines: str | None,
+    **given: Any,
 ) -> None:
     """Evaluate the risks of any model as evaluate does: same cohort, metrics, baselines and report.
 
@@ -253,23 +143,12 @@ def score(
     Settings of prepare say how records become visits and splits; they matter for the baselines and the cohort.
     """
     keep_freed_memory()
-    given = [*(overrides or ()), *([f"evaluation.baselines={baselines}"] if baselines else ())]
-    study = read_study(config, given, "score" if prepared is None else "score --prepared")
+    command = "score" if given["prepared"] is None else "score --prepared"
+    study = read_study(config, _with_baselines(overrides, baselines), command)
     from ehrsequencing.api.evaluate import score as score_file
     from ehrsequencing.reporting.terminal import metric_lines
 
-    scored = score_file(
-        predictions,
-        data,
-        task,
-        study=study,
-        out=out,
-        overwrite=overwrite,
-        name=name,
-        split=split,
-        prepared=prepared,
-        progress=shown(),
-    )
+    scored = score_file(predictions, data, task, study=study, progress=shown(), **given)
     for text in scored.result["warnings"]:
         note(f"note: {text}")
     say("\n".join(metric_lines(scored.result)))
@@ -280,47 +159,15 @@ def score(
     )
 
 
-# options of the command
-_CompareRuns = Annotated[
-    list[Path],
-    typer.Argument(
-        help="Two runs or more; with --pool: the metrics.json of each site; with --ablate: a prepared set"
-    ),
-]
-_CompareSplit = Annotated[
-    str | None, typer.Option("--split", hidden=True, help="train, tuning or [held_out]")
-]
-_CompareBootstrap = Annotated[
-    int | None, typer.Option("--bootstrap", hidden=True, help="Resamples of subjects [500]")
-]
-_ComparePool = Annotated[
-    bool, typer.Option("--pool", help="Instead, pool one run's evaluations at several sites")
-]
-_CompareAblate = Annotated[
-    str | None,
-    typer.Option("--ablate", help="Instead, train networks that differ in SETTING=ONE,OTHER"),
-]
-_CompareTask = Annotated[
-    str | None, typer.Option("--task", help="With --ablate: task of the prepared set")
-]
-_CompareSeeds = Annotated[
-    int | None, typer.Option("--seeds", min=2, help="With --ablate: trainings a value [5]")
-]
-_CompareOut = Annotated[
-    Path | None, typer.Option("--out", help="With --pool or --ablate: folder to make")
-]
-
-
 def compare(
-    runs: _CompareRuns,
-    split: _CompareSplit = None,
-    bootstrap: _CompareBootstrap = None,
-    pool: _ComparePool = False,
-    ablate: _CompareAblate = None,
-    task: _CompareTask = None,
-    seeds: _CompareSeeds = None,
-    out: _CompareOut = None,
-    overwrite: Overwrite = False,
+    runs: list[Path],
+    pool: bool,
+    ablate: str | None,
+    out: Path | None,
+    overwrite: bool,
+    split: str | None,
+    bootstrap: int | None,
+    **of_ablation: Any,
 ) -> None:
     """Compare runs on the same subjects, side by side and paired; settings that differ; or pool sites.
 
@@ -332,8 +179,8 @@ def compare(
     given = {"split": split, "bootstrap": bootstrap}
     refuse_idle({"--out": out}, "without --pool or --ablate", where=where, when=not more)
     refuse_idle({"--overwrite": overwrite}, "without --pool", where=where, when=not pool)
-    of_ablation = {"--task": task, "--seeds": seeds}
-    refuse_idle(of_ablation, "without --ablate", where=where, when=ablate is None)
+    idle = {f"--{name}": value for name, value in of_ablation.items()}
+    refuse_idle(idle, "without --ablate", where=where, when=ablate is None)
     refuse_idle(given, "beside --pool or --ablate", where=where, when=more)
     refuse_idle({"--ablate": ablate}, "beside --pool", where=where, when=pool)
     if more and out is None:
@@ -344,7 +191,7 @@ def compare(
         if pool:
             _pool(runs, out, overwrite=overwrite)
         else:
-            _ablate(runs, str(ablate), out, task=task, seeds=seeds or 5)
+            _ablate(runs, str(ablate), out, **of_ablation)
         return
     from ehrsequencing.api.compare import compare as compare_runs
 
@@ -364,8 +211,10 @@ def compare(
     finish(wrote={}, then=["predict", runs[0], "DATA"], result=rows)
 
 
-def _ablate(sets: list[Path], asked: str, out: Path, *, task: str | None, seeds: int) -> None:
-    from ehrsequencing.api.ablate import RESULT, ablate
+def _ablate(
+    sets: list[Path], asked: str, out: Path, *, task: str | None, seeds: int | None
+) -> None:
+    from ehrsequencing.api.study import ABLATION, ablate
     from ehrsequencing.records.prepared import Prepared
 
     setting, _, values = asked.partition("=")
@@ -375,18 +224,21 @@ def _ablate(sets: list[Path], asked: str, out: Path, *, task: str | None, seeds:
             where="--ablate",
             fix="write ehrseq compare PREPARED --ablate SETTING=ONE,OTHER --out DIR",
         )
-    table, result = ablate(
+    found = ablate(
         Prepared(sets[0]),
         setting,
         values.split(","),
         out=out,
         task=task,
-        seeds=seeds,
+        seeds=seeds or 5,
         progress=shown(),
         say=note,
     )
-    say(table.to_string(float_format=lambda value: f"{value:.4f}"))
-    finish(wrote={"table": out / RESULT}, then=f"read {out / RESULT}", result=result)
+    say(str(found.means()))
+    say(f"\n{values.partition(',')[0]} minus each other value, seed by seed")
+    say(found.paired.to_string(float_format=lambda value: f"{value:.4f}"))
+    table = out / ABLATION
+    finish(wrote={"table": table}, then=f"read {table}", result={"runs": found.runs()})
 
 
 def _pool(files: list[Path], out: Path, *, overwrite: bool) -> None:

@@ -3,25 +3,21 @@
 The formats are loaded only when somebody asks for one of them or for their list.
 """
 
-import inspect
 import re
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperGroup
 
 from ehrsequencing.cli.console import CommandLine, finish, say, shown, warn
-from ehrsequencing.cli.options import Overwrite
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.options import OPTIONS
 
 if TYPE_CHECKING:
     from ehrsequencing.readers.registry import Reader
-
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(help="Settings as import.key=value, as in import.dates=dmy", show_default=False),
-]
 
 
 class _Formats(TyperGroup):
@@ -54,22 +50,13 @@ def _command(reader: "Reader") -> Any:
     app = CommandLine(group="import", add_completion=False)
 
     def import_records(
-        source: Annotated[str, typer.Argument(help=reader.source)],
-        out: Annotated[Path | None, typer.Argument(help="Folder to make")] = None,
-        overrides: Overrides = None,
-        map: Annotated[
-            Path | None, typer.Option(help="YAML file that says what the columns mean")
-        ] = None,
-        draft: Annotated[
-            bool,
-            typer.Option(
-                "--draft", help="Write a map to edit for these files (SOURCE and all that follow)"
-            ),
-        ] = False,
-        named: Annotated[
-            Path | None, typer.Option("--out", hidden=True, help="The same as OUT")
-        ] = None,
-        overwrite: Overwrite = False,
+        source: str,
+        out: Path | None,
+        overrides: Sequence[str] | None,
+        named: Path | None,
+        overwrite: bool,
+        map: Path | None = None,
+        draft: bool = False,
     ) -> None:
         from ehrsequencing.api.records import import_source
         from ehrsequencing.config import load_import
@@ -101,17 +88,15 @@ def _command(reader: "Reader") -> Any:
             result=report.as_json(),
         )
 
-    # the signature keeps the options that this format has
-    signature = inspect.signature(import_records)
-    missing = {
-        "map": not reader.needs_map,
-        "draft": not reader.needs_map,
-    }
-    parameters = [p for name, p in signature.parameters.items() if not missing.get(name)]
-    import_records.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    options = dict(
+        OPTIONS["import"], source=replace(OPTIONS["import"]["source"], help=reader.source)
+    )
+    for name in () if reader.needs_map else ("map", "draft"):
+        del options[name]
     files = "visits.csv --map map.yaml meds" if reader.needs_map else "export meds"
     example = f"ehrseq import {reader.name} {files}"
-    app.command(reader.name, help=reader.help, example=example)(import_records)
+    declare = app.command(reader.name, help=reader.help, example=example, options=options)
+    declare(import_records)
     return typer.main.get_command(app)
 
 

@@ -1,115 +1,51 @@
 """`ehrseq predict`, `explain` and `explore`: what a run says of records, and what moves its risks."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from ehrsequencing.cli.console import REFUSED, bar, finish, note, remark, say, shown, warn
-from ehrsequencing.cli.options import (
-    Config,
-    DataFolder,
-    Force,
-    JournalFolder,
-    KeyFile,
-    Overrides,
-    Overwrite,
-    RunFolder,
-    open_run,
-    read_study,
-)
+from ehrsequencing.cli.options import open_run
 from ehrsequencing.core.errors import EhrseqError, refuse_idle
 from ehrsequencing.core.signals import keep_freed_memory
 
 if TYPE_CHECKING:
-    from ehrsequencing.api.predictions import Explanation
+    from ehrsequencing.explain.cohort import Explanation
 
 SHOWN = 5  # rows of each table in the terminal
 CODE = 34  # columns of a code in the terminal
 
 
-# options of the command
-_PredictOut = Annotated[
-    Path, typer.Option("--out", help="File to write: .parquet, .csv or .csv.gz")
-]
-_PredictAt = Annotated[
-    str,
-    typer.Option("--at", help="all, last, index (each person's newest), every-index, or a date"),
-]
-_PredictSince = Annotated[
-    str | None,
-    typer.Option(
-        "--since",
-        "--within",
-        help="Only people whose index is so recent: 14d before the data's end or the date of --at, or a date",
-    ),
-]
-_PredictHorizons = Annotated[
-    str | None, typer.Option("--horizons", help="As in 90d,2y; default: the task's")
-]
-_PredictOutcome = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--outcome",
-        help="A code or pattern of the run's outcomes (docs/outcomes.md); may be repeated",
-    ),
-]
-_PredictTop = Annotated[
-    int | None, typer.Option("--top", help="So many most likely outcomes of each moment")
-]
-_PredictThreshold = Annotated[
-    float | None,
-    typer.Option(
-        "--threshold", help="Count who lies above this risk; default: the run's 90th percentile"
-    ),
-]
-_PredictStrict = Annotated[
-    bool,
-    typer.Option(
-        "--strict",
-        help="No list, and exit code 4, where the people differ too much or cannot be compared",
-    ),
-]
-
-
 def predict(
-    run: RunFolder,
-    data: DataFolder,
-    overrides: Overrides = None,
-    out: _PredictOut = Path("predictions.parquet"),
-    at: _PredictAt = "all",
-    since: _PredictSince = None,
-    horizons: _PredictHorizons = None,
-    outcome: _PredictOutcome = None,
-    top: _PredictTop = None,
-    threshold: _PredictThreshold = None,
-    strict: _PredictStrict = False,
-    journal: JournalFolder = None,
-    key: KeyFile = None,
-    force: Force = False,
-    overwrite: Overwrite = False,
-    config: Config = None,
+    run: Path,
+    data: Path,
+    out: Path,
+    overrides: Sequence[str] | None,
+    config: Path | None,
+    horizons: str | None,
+    outcome: Sequence[str] | None,
+    top: int | None,
+    journal: Path | None,
+    key: Path | None,
+    threshold: float | None,
+    strict: bool,
+    **given: Any,
 ) -> None:
     """Write risk curves for any MEDS data, and beside them a page and a JSON for their owner."""
     from ehrsequencing.prediction.prediction_file import refuse_early
 
-    study = read_study(config, overrides, "predict")
-    refuse_early(out, data, at, since, overwrite=overwrite)
-    opened = open_run(run, study, "predict", config=config)
+    is_over, at, since = given["overwrite"], given["at"], given["since"]
+    refuse_early(out, data, at, since, overwrite=is_over)  # before a model is loaded
+    opened, study = open_run(run, "predict", overrides, config)
     from ehrsequencing.core.text import days_of
     from ehrsequencing.prediction.journal import Journal
     from ehrsequencing.prediction.predict_outcomes import predict_outcomes
     from ehrsequencing.reporting.risk_list import write_list
 
     days = None if horizons is None else days_of(horizons.split(","), where="--horizons")
-    given: dict[str, Any] = {
-        "at": at,
-        "since": since,
-        "horizons_days": days,
-        "facts": study.data,
-        "force": force,
-    }
-    given |= {"overwrite": overwrite, "say": remark}
+    given |= {"horizons_days": days, "facts": study.data, "say": remark}
     if outcome or top is not None:
         refuse_idle(
             {"--strict": strict, "--threshold": threshold},
@@ -127,7 +63,7 @@ def predict(
         return
     refuse_idle({"--key": key}, "without --journal", where="ehrseq predict", when=journal is None)
     given |= {"limits": study.drift, "threshold": threshold, "strict": strict}
-    given["journal"] = None if journal is None else Journal(journal, key)
+    given["journal"] = journal and Journal(journal, key)
     with bar("predicting") as tick:
         found, unlike, wrote = write_list(opened, data, out, progress=tick, **given)
     times = sum(found["prediction_times"].values())
@@ -136,18 +72,14 @@ def predict(
     page = f"open {wrote['page']} in a browser"
     if "predictions" not in wrote:
         warn(f"there is no list. {unlike.verdict}")
-        finish(wrote=wrote, then=page, result=result)
-        raise typer.Exit(REFUSED)
-    (say if unlike.passes else warn)(unlike.verdict)
+    else:
+        (say if unlike.passes else warn)(unlike.verdict)
     finish(wrote=wrote, then=page, result=result)
+    if "predictions" not in wrote:
+        raise typer.Exit(REFUSED)
 
 
-def drift(
-    run: RunFolder,
-    data: DataFolder,
-    overrides: Overrides = None,
-    config: Config = None,
-) -> None:
+def drift(run: Path, data: Path, overrides: Sequence[str] | None, config: Path | None) -> None:
     """Compare new people with those that a run was trained on; loads no model.
 
     Exits with 4 where codes, units, numbers or people differ beyond the settings of the section drift, and where they
@@ -155,15 +87,8 @@ def drift(
     """
     from ehrsequencing.api.new_people import drift as compare
 
-    study = read_study(config, overrides, "drift")
-    opened = open_run(run, study, "drift", config=config, data=data)
-    found = compare(
-        opened,
-        data,
-        limits=study.drift,
-        facts=study.data,
-        progress=shown(),
-    )
+    opened, study = open_run(run, "drift", overrides, config, data=data)
+    found = compare(opened, data, limits=study.drift, facts=study.data, progress=shown())
     (say if found.passes else warn)(found.verdict)
     for text in found.notes if found.is_alarm else ():
         warn(text)
@@ -180,24 +105,15 @@ def drift(
 
 
 def monitor(
-    run: RunFolder,
-    data: DataFolder,
-    overrides: Overrides = None,
-    journal: JournalFolder = None,
-    key: KeyFile = None,
-    by: Annotated[
-        list[str] | None,
-        typer.Option("--by", help="Also watch people with this code, or pattern; may be repeated"),
-    ] = None,
-    lag: Annotated[str, typer.Option("--lag", help="After it an event has been recorded")] = "7d",
-    out: Annotated[Path, typer.Option("--out", help="Page to write, for its owner only")] = Path(
-        "monitor.html"
-    ),
-    metrics: Annotated[
-        Path | None, typer.Option("--metrics", help="File to write in Prometheus' text format")
-    ] = None,
-    overwrite: Overwrite = False,
-    config: Config = None,
+    run: Path,
+    data: Path,
+    out: Path,
+    overrides: Sequence[str] | None,
+    config: Path | None,
+    journal: Path | None,
+    by: Sequence[str] | None,
+    metrics: Path | None,
+    **given: Any,
 ) -> None:
     """Say how good the journalled predictions are today, before most of their outcomes are known.
 
@@ -210,77 +126,46 @@ def monitor(
         raise EhrseqError(
             "needs the journal", where="ehrseq monitor", fix="name its folder by --journal"
         )
-    study = read_study(config, overrides, "monitor")
-    opened = open_run(run, study, "monitor", config=config, data=data)
-    found = watch(
-        opened,
-        data,
-        journal,
-        key=key,
-        by=by or (),
-        lag=lag,
-        out=out,
-        metrics=metrics,
-        limits=study.drift,
-        facts=study.data,
-        overwrite=overwrite,
-        progress=shown(),
-    )
+    opened, study = open_run(run, "monitor", overrides, config, data=data)
+    given |= {"by": by or (), "limits": study.drift, "facts": study.data, "progress": shown()}
+    found = watch(opened, data, journal, out=out, metrics=metrics, **given)
     say(found.verdict)
+    then: Sequence[object] | str = f"open {out} in a browser"
+    if found.action == "update":
+        then = ["update", run, data, "--out", "updated"]
     finish(
         wrote={"page": out, "metrics": metrics},
-        then=["update", run, data, "--out", "updated"]
-        if found.action == "update"
-        else f"open {out} in a browser",
+        then=then,
         result=dict(night_line(found)),
     )
     if found.is_alarm:
         raise typer.Exit(REFUSED)
 
 
-# options of the command
-_ExplainSubject = Annotated[
-    int | None, typer.Option("--subject", help="A subject_id; default: the whole cohort")
-]
-_ExplainHorizon = Annotated[
-    str | None, typer.Option("--horizon", help="As in 1y; default: the main one")
-]
-_ExplainCause = Annotated[
-    str | None, typer.Option("--cause", help="Default: the task's first outcome")
-]
-_ExplainOut = Annotated[
-    Path | None, typer.Option("--out", help="File for the whole table: .parquet or .csv")
-]
-_ExplainSubjects = Annotated[
-    int | None,
-    typer.Option("--subjects", hidden=True, min=1, help="Subjects of the cohort at most [1000]"),
-]
-
-
 def explain(
-    run: RunFolder,
-    data: DataFolder,
-    overrides: Overrides = None,
-    subject: _ExplainSubject = None,
-    horizon: _ExplainHorizon = None,
-    cause: _ExplainCause = None,
-    out: _ExplainOut = None,
-    overwrite: Overwrite = False,
-    subjects: _ExplainSubjects = None,
-    config: Config = None,
+    run: Path,
+    data: Path,
+    out: Path | None,
+    overrides: Sequence[str] | None,
+    config: Path | None,
+    subject: int | None,
+    subjects: int | None,
+    horizon: str | None,
+    cause: str | None,
+    overwrite: bool,
 ) -> None:
     """Show which codes and visits move a risk.
 
-    With --subject: what each code, visit and pair of codes adds to the risk at the subject's last prediction time (the
+    With --subject: what each code and visit adds to the risk at the subject's last prediction time (the
     risk with it minus the risk without it), and what has changed since the prediction time before. Without it: what
     each code adds on average for the subjects who have it, with intervals. These are associations, not causes.
     """
-    from ehrsequencing.api.predictions import explained
     from ehrsequencing.core.files import refuse_overlap
     from ehrsequencing.core.outputs import EXPLANATION, refuse_existing
     from ehrsequencing.core.text import day_of
+    from ehrsequencing.explain.deletions import OF_PART
     from ehrsequencing.explain.record import Question
-    from ehrsequencing.explain.tables import SUFFIXES, write_table
+    from ehrsequencing.explain.tables import SUFFIXES, explained, write_table
     from ehrsequencing.prediction.predict import NewRecords
     from ehrsequencing.prediction.prediction_file import require_suffix
     from ehrsequencing.records.codes import read_descriptions
@@ -293,18 +178,16 @@ def explain(
         refuse_overlap(out, data)
         require_suffix(out, SUFFIXES, what="tables")
     days = None if horizon is None else day_of(horizon, where="--horizon")
-    study = read_study(config, overrides, "explain")
-    opened = open_run(run, study, "explain", config=config, data=data)
+    opened, study = open_run(run, "explain", overrides, config, data=data)
     question = Question.for_run(opened, cause=cause, horizon_days=days)
     with bar("explaining") as tick:
         records = NewRecords(question.run, data, study.data)
         note(records.require_known(force=False))
         explanation = explained(question, records, subject, subjects=subjects, progress=tick)
-    if explanation.warning:
-        remark(explanation.warning)
+    if explanation.is_part:
+        warn(OF_PART)
     show = _cohort_lines if subject is None else _subject_lines
-    for line in show(explanation, read_descriptions(data)):
-        say(line)
+    say("\n".join(show(explanation, question.text, read_descriptions(data))))
     say("An effect is an association in the model, not the effect of a treatment.")
     if out is not None:
         write_table(explanation.table, out, overwrite=overwrite)
@@ -313,19 +196,16 @@ def explain(
         "question": question.text,
         "rows": explanation.table.num_rows,
     }
-    result |= {} if explanation.subjects is None else {"subjects": explanation.subjects}
+    result |= {} if subject is not None else {"subjects": explanation.subjects}
     then = ["predict", run, data, "--at", opened.task.index.moment]
     finish(wrote={"table": out}, then=then, result=result)
 
 
-def _subject_lines(explanation: "Explanation", described: dict[str, str]) -> list[str]:
-    lines = [
-        f"risk of {explanation.question}: {explanation.risk:.1%}, after {explanation.visits} visits"
-    ]
+def _subject_lines(explanation: "Explanation", asked: str, described: dict[str, str]) -> list[str]:
+    lines = [f"risk of {asked}: {explanation.risk:.1%}, after {explanation.visits} visits"]
     for kind, title in (
         ("code", "what each code adds, in all visits"),
         ("visit", "what each visit adds"),
-        ("pair", "what two codes add, and how far that differs from what each adds alone"),
         (
             "since the prediction time before",
             "what has changed since the prediction time before; rows add up",
@@ -345,9 +225,6 @@ def _effect(row: dict[str, Any], risk: float, described: dict[str, str]) -> str:
         name = _named(row["code"], described)
     added = row["change_in_risk"]
     points = f"{_signed(100 * added):>7} points"
-    if row["with_code"]:
-        differs = _signed(100 * row["interaction"])
-        return f"{points}  {name} and {row['with_code']} (differs by {differs})"
     if row["kind"] == "since the prediction time before":
         return f"{points}  {name}"
     return f"{points}: with {name} {risk:.1%}, without {risk - added:.1%}"
@@ -363,9 +240,9 @@ def _signed(points: float) -> str:
     return f"{points:+.2f}".replace("-", "\N{MINUS SIGN}")
 
 
-def _cohort_lines(explanation: "Explanation", described: dict[str, str]) -> list[str]:
+def _cohort_lines(explanation: "Explanation", asked: str, described: dict[str, str]) -> list[str]:
     lines = [
-        f"risk of {explanation.question}: {explanation.risk:.1%} on average over {explanation.subjects:,} subjects,"
+        f"risk of {asked}: {explanation.risk:.1%} on average over {explanation.subjects:,} subjects,"
         " at their last prediction times",
         "",
         f"{'code':<{CODE}}  carriers  adds (points)  95 % interval     raises it for",
@@ -380,46 +257,14 @@ def _cohort_lines(explanation: "Explanation", described: dict[str, str]) -> list
     return lines if rows else [*lines, "no code has 11 carriers or more"]
 
 
-# options of the command
-_ExploreSubjects = Annotated[
-    int, typer.Option("--subjects", hidden=True, help="At most so many, drawn at random")
-]
-_ExploreFewest = Annotated[
-    int,
-    typer.Option(
-        "--fewest",
-        hidden=True,
-        help="Codes that fewer patients have are shown as one, 'rare code'",
-    ),
-]
-_ExploreWhatIf = Annotated[
-    bool,
-    typer.Option(
-        "--what-if/--no-what-if", hidden=True, help="Strike each code and each visit in advance"
-    ),
-]
-_ExploreMegabytes = Annotated[
-    float | None,
-    typer.Option(
-        "--megabytes",
-        hidden=True,
-        help="Above it, what-if answers are those of the latest prediction only",
-    ),
-]
-
-
 def explore(
-    run: RunFolder,
-    data: DataFolder,
-    overrides: Overrides = None,
-    out: Annotated[Path, typer.Option("--out", help="File to write")] = Path("explorer.html"),
-    overwrite: Overwrite = False,
-    subjects: _ExploreSubjects = 10_000,
-    fewest: _ExploreFewest = 11,
-    what_if: _ExploreWhatIf = True,
-    megabytes: _ExploreMegabytes = None,
-    force: Force = False,
-    config: Config = None,
+    run: Path,
+    data: Path,
+    out: Path,
+    overrides: Sequence[str] | None,
+    config: Path | None,
+    megabytes: float | None,
+    **given: Any,
 ) -> None:
     """Write the explorer: a page on which to look at a cohort, at one patient, and at what moved the risk.
 
@@ -427,24 +272,14 @@ def explore(
     patient data all the same.
     """
     keep_freed_memory()
-    refuse_idle({"--megabytes": megabytes}, "with --no-what-if", where="explore", when=not what_if)
-    study = read_study(config, overrides, "explore")
+    is_idle = not given["what_if"]
+    refuse_idle({"--megabytes": megabytes}, "with --no-what-if", where="explore", when=is_idle)
+    _, study = open_run(run, "explore", overrides, config, data=data)
     from ehrsequencing.api.run import TrainedRun
 
-    open_run(run, study, "explore", config=config, data=data)
-    explorer = TrainedRun(run).explore(
-        data,
-        out,
-        overwrite=overwrite,
-        subjects=subjects,
-        fewest=fewest,
-        what_if=what_if,
-        megabytes=15.0 if megabytes is None else megabytes,
-        force=force,
-        facts=study.data,
-        progress=shown(),
-        say=remark,
-    )
+    given |= {} if megabytes is None else {"megabytes": megabytes}
+    given |= {"facts": study.data, "progress": shown(), "say": remark}
+    explorer = TrainedRun(run).explore(data, out, **given)
     result = {
         "patients": len(explorer.gathered.patients),
         "what_if": 0 if explorer.removals is None else len(explorer.removals),

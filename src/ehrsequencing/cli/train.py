@@ -1,42 +1,21 @@
 """`ehrseq train`, `ehrseq pretrain`, and `ehrseq update`, a run for another hospital."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from ehrsequencing.cli.console import current, finish, note, say, shown, unfinished, warn
-from ehrsequencing.cli.options import (
-    Config,
-    DataFolder,
-    Overrides,
-    Overwrite,
-    RunFolder,
-    open_run,
-    read_study,
-)
+from ehrsequencing.cli.options import open_run, read_study
 from ehrsequencing.results.manifest_types import Origin
 
 
 def train(
-    prepared: Annotated[Path, typer.Argument(help="What ehrseq prepare made")],
-    overrides: Overrides = None,
-    task: Annotated[
-        str | None, typer.Option("--task", help="Name of the task; the only one by default")
-    ] = None,
-    out: Annotated[Path, typer.Option("--out", help="Folder of the run")] = ...,  # type: ignore[assignment]
-    init: Annotated[
-        Path | None,
-        typer.Option(
-            "--init",
-            help="Start from this model of ehrseq pretrain or ehrseq train, as transfer.mode says",
-        ),
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue after an interruption")
-    ] = False,
-    overwrite: Overwrite = False,
-    config: Config = None,
+    prepared: Path,
+    out: Path,
+    overrides: Sequence[str] | None,
+    config: Path | None,
+    task: str | None,
+    **given: Any,
 ) -> None:
     """Fit a model, with early stopping on the tuning split."""
     study = read_study(config, overrides, "train")
@@ -62,19 +41,9 @@ def train(
         if advice := transfer_advice(started_from):
             warn(advice)
 
+    given |= {"study": study, "task": task, "progress": shown()}
     with unfinished(out):
-        is_first = train_run(
-            store,
-            out,
-            study=study,
-            task=task,
-            init=init,
-            resume=resume,
-            overwrite=overwrite,
-            progress=shown(),
-            on_start=show_start,
-            say=note,
-        )
+        is_first = train_run(store, out, on_start=show_start, say=note, **given)
     if not is_first:
         current().json = False  # the first process prints
         return
@@ -138,20 +107,11 @@ def weight_in_words(weight: float) -> str:
 
 
 def pretrain(
-    prepared: Annotated[Path, typer.Argument(help="What ehrseq prepare made")],
-    overrides: Overrides = None,
-    out: Annotated[Path, typer.Option("--out", help="Folder of the pretrained model")] = ...,  # type: ignore[assignment]
-    task: Annotated[
-        str | None,
-        typer.Option(
-            "--task", help="Task whose outcomes, their relatives and near-synonyms are no targets"
-        ),
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue after an interruption")
-    ] = False,
-    overwrite: Overwrite = False,
-    config: Config = None,
+    prepared: Path,
+    out: Path,
+    overrides: Sequence[str] | None,
+    config: Path | None,
+    **given: Any,
 ) -> None:
     """Fit a model to records without labels; ehrseq train --init starts from it."""
     study = read_study(config, overrides, "pretrain")
@@ -166,15 +126,7 @@ def pretrain(
     store = Prepared(prepared)
     refuse_changes(study, store.study, "pretrain", file=config, by=prepared)
     with unfinished(out):
-        results = pretrain_model(
-            store,
-            out=out,
-            study=study,
-            task=task,
-            resume=resume,
-            overwrite=overwrite,
-            progress=shown(),
-        )
+        results = pretrain_model(store, out=out, study=study, progress=shown(), **given)
     say("\n".join(pretraining_lines(results)))
     page = out / ANSWER
     html = render_pretraining(results).encode()
@@ -186,27 +138,16 @@ def pretrain(
     )
 
 
-def update(
-    run: RunFolder,
-    data: DataFolder,
-    task: Annotated[
-        Path | None,
-        typer.Option("--task", help="The run's question by the codes of DATA; default: its own"),
-    ] = None,
-    out: Annotated[Path, typer.Option("--out", help="Folder of the new run")] = ...,  # type: ignore[assignment]
-    overwrite: Overwrite = False,
-) -> None:
+def update(run: Path, data: Path, out: Path, **given: Any) -> None:
     """Update a run for another hospital: the level, or level and slope.
 
     A closed test chooses what the events allow to learn: the level from 11 people with the event, the slope from 50.
     It may leave the run as it is.
     """
-    opened = open_run(run, data=data)
+    opened, _ = open_run(run, data=data)
     from ehrsequencing.api.new_people import update as update_run
 
-    made = update_run(
-        opened.folder, data, out=out, task=task, overwrite=overwrite, progress=shown()
-    )
+    made = update_run(opened.folder, data, out=out, progress=shown(), **given)
     facts = made.manifest["update"]
     judged = facts["judged"]
     for cause in made.task.causes:

@@ -27,6 +27,7 @@ from typing import (
 )
 
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.options import OPTIONS
 
 # functions of the package whose first argument is such an object: they are its methods too
 METHODS = {
@@ -132,6 +133,7 @@ def answering(function: Called, name: str = "") -> Called:
     is_class = function.__name__ == "__init__"
     named_as = function.__qualname__.split(".")[-2] if is_class else name or function.__name__
     shown = [*signature.parameters.values()][bool(is_class or name) :]
+    options = OPTIONS.get("train" if named_as == "fit" else named_as, {})
 
     @wraps(function)
     def call(*given: Any, **named: Any) -> Any:
@@ -148,6 +150,10 @@ def answering(function: Called, name: str = "") -> Called:
                     where=named_as,
                     fix="see its documentation",
                 )
+            option = options.get(argument)
+            if option is not None and (fault := option.fault_of(value)):
+                fix = f"use {' or '.join(option.choices)}" if option.choices else "use more"
+                raise EhrseqError(fault, where=f"{named_as}, {argument}", fix=fix)
         return function(*given, **named)
 
     return cast(Called, call)

@@ -119,7 +119,7 @@ EXPLANATION = Kind(
     "explanation",
     "a table of ehrseq explain",
     (
-        b'"kind","code","with_code","visit","time","rows","change_in_risk"',
+        b'"kind","code","visit","time","rows","change_in_risk"',
         b'"code","against","carriers","change_in_risk"',
     ),
 )

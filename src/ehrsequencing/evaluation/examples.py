@@ -201,16 +201,16 @@ def _add_moves(
         for k in largest:
             if places[k + 1] != places[k] + 1:
                 continue
-            moved = change(question, record_of[who], row=int(places[k + 1]))
+            before, after, moved = change(question, record_of[who], row=int(places[k + 1]))
             parts: list[dict[str, Any]] = [
                 {"code": part.code, "codes": part.codes, "change": round(part.change, 5)}
-                for part in moved.rows
+                for part in moved
             ]
             row["moves"].append(
                 {
                     "day": row["times_days"][k + 1],
-                    "before": round(moved.before, 5),
-                    "after": round(moved.now, 5),
+                    "before": round(before, 5),
+                    "after": round(after, 5),
                     "parts": parts,
                 }
             )

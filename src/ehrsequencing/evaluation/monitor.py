@@ -214,12 +214,12 @@ def monitor(
     open_day = int((surveyed.end_us - round(lag_days * DAY_US)) // DAY_US)
     drifts = _drifts(surveyed.part, run, parents, limits or DriftConfig(), surveyed.end_us)
     with locked(journal.folder, wait_seconds=_WAIT):
-        account, process = _account(journal, newest.version, [newest.version, list(by), lag_days])
+        account, process = _account(journal, newest.run, [newest.run, list(by), lag_days])
         frozen = len(process["observed"])
         days = np.arange(process["first_day"], max(process["first_day"] + frozen, open_day))
         matchers = [CodeMatcher([one], parents=parents) for one in by]
         end_us = (process["first_day"] + len(days)) * DAY_US
-        joiner = Joiner(journal, newest.version, newest.edges_days, encoder, end_us, matchers)
+        joiner = Joiner(journal, newest.run, newest.edges_days, encoder, end_us, matchers)
         streams = [f"{one}, {cause}" for one in ("everybody", *by) for cause in run.task.causes]
         blanking, (observed, expected) = run.task.blanking, np.zeros((2, len(days), len(streams)))
         months = _Months(run, newest.edges_days, process["first_day"], end_us)
@@ -285,7 +285,7 @@ def _account(journal: Journal, version: str, key: object) -> tuple[dict[str, Any
     for known in account["processes"]:
         if known["key"] == digest(key):
             return account, known
-    first_us = min(night.known_us for night in journal.nights if night.version == version)
+    first_us = min(night.known_us for night in journal.nights if night.run == version)
     process: Any = {"key": digest(key), "first_day": first_us // DAY_US}
     process |= {"observed": [], "expected": [], "drift": []}
     account["processes"].append(process)

@@ -1,6 +1,6 @@
 """The population of an evaluation: subjects with prediction times, labels and follow-up, and how they were chosen."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ehrsequencing.config import EvaluationConfig, TaskConfig, format_days
-from ehrsequencing.core.arrays import Floats, Ints
+from ehrsequencing.core.arrays import Floats, Ints, row_blocks
 from ehrsequencing.core.disclosure import SMALLEST_COUNT, TOO_FEW, count_text
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.comparison import Comparison
@@ -23,6 +23,8 @@ from ehrsequencing.metrics.censoring import (
     dropout_cause,
     median_follow_up_days,
 )
+from ehrsequencing.prediction.run import Run
+from ehrsequencing.predictors.predictor import Predictor
 from ehrsequencing.records.account import Attrition, CohortCounts
 from ehrsequencing.records.attrition import FEWEST_SUBJECTS
 from ehrsequencing.records.events import DAY_US, NEVER
@@ -354,3 +356,52 @@ def follow_up(scope: Comparison) -> FollowUp:
         "high": number(high),
         "reason": TOO_FEW if few else None,
     }
+
+
+# ---- people whom several runs answer for ----------------------------------------------------------------------------
+
+
+class OnOwnRecords(Predictor):
+    """A run's predictor on its own records, asked at the prediction times that all runs have in common."""
+
+    by_hazards = False
+
+    def __init__(self, inner: Predictor, own: TaskRecords, place: Ints) -> None:
+        self.inner, self.own, self.place, self.name = inner, own, place, inner.name
+        self.edges_days, self.n_causes = inner.edges_days, inner.n_causes
+
+    @cached_property
+    def _hazards(self) -> Floats:
+        return self.inner.all_hazards(self.own)[self.place]
+
+    def hazards(self, records: TaskRecords) -> Iterator[tuple[slice, Floats]]:
+        """Those of the run's own records, at the same prediction times."""
+        for rows in row_blocks(len(self.place)):
+            yield rows, self._hazards[rows]
+
+
+def in_common(
+    whole: Population, runs: Sequence[Run], records: Sequence[TaskRecords]
+) -> tuple[Population, list[Ints]]:
+    """The prediction times of the first run's split that all runs have, and their numbers in each run's records.
+
+    Raises:
+        EhrseqError: There are none, or the labels of a prepared set are others.
+    """
+    rows, times = whole.records.rows, np.asarray(whole.records.rows.prediction_us)
+    places = [RowFinder(own)(whole.records.subject_id, times) for own in records]
+    chosen = np.flatnonzero(np.min(places, axis=0) >= 0)
+    if not len(chosen):
+        fix = "prepare them from the same records with the same splits"
+        where = f"split {whole.split}"
+        raise EhrseqError("the runs have no person in common", where=where, fix=fix)
+    places = [place[chosen] for place in places]
+    for run, own, place in zip(runs, records, places, strict=True):
+        for name in ("duration_days", "cause"):
+            if not np.array_equal(getattr(own.rows, name)[place], getattr(rows, name)[chosen]):
+                fix = "prepare both from the same records"
+                raise EhrseqError("has other labels", where=str(run.folder), fix=fix)
+    owners = np.bincount(rows.subject[chosen], minlength=len(whole.records.timelines))
+    own_rows = rows.select(chosen, np.r_[0, np.cumsum(owners)].astype(np.int64))
+    common = TaskRecords(whole.records.timelines, own_rows)
+    return replace(whole, records=common, source=None, only_landmarks=True), places

@@ -1,9 +1,9 @@
-"""Why a run predicts a risk: what the risk would be without a code, a pair of codes or a visit."""
+"""Why a run predicts a risk: what the risk would be without a code or a visit."""
 
 from ehrsequencing.explain.deletions import (
-    Change,
     Deletion,
     Effect,
+    Part,
     change,
     deletion,
 )
@@ -17,10 +17,10 @@ from ehrsequencing.explain.record import (
 )
 
 __all__ = [
-    "Change",
     "Deletion",
     "Edit",
     "Effect",
+    "Part",
     "Question",
     "SubjectRecord",
     "change",

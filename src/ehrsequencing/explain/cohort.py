@@ -52,20 +52,22 @@ COHORT_COLUMNS = pa.schema(
 
 
 @dataclass(frozen=True)
-class CohortEffects:
-    """Effects of codes on the risk at each subject's last prediction time.
+class Explanation:
+    """What moves the risk of one subject, or the risks of a cohort.
 
     Attributes:
-        subjects: How many subjects were explained.
-        risk: Their mean risk.
-        table: With the columns of `COHORT_COLUMNS`: the largest mean effects first.
+        risk: The subject's risk, or the cohort's mean, at the last prediction times.
+        table: The effects, the largest first.
         is_part: Whether a record is so long that not every code was removed.
+        visits: How many visits the subject has by then.
+        subjects: How many subjects were explained.
     """
 
-    subjects: int
     risk: float
     table: pa.Table
-    is_part: bool = False
+    is_part: bool
+    visits: int = 0
+    subjects: int = 1
 
 
 def explain_cohort(
@@ -75,7 +77,7 @@ def explain_cohort(
     subjects: int | None = 1000,
     bootstrap: int = 200,
     progress: Callable[[int, int], None] = lambda done, todo: None,
-) -> CohortEffects:
+) -> Explanation:
     """Remove or change each code in each subject's record, and average over those who have it.
 
     Args:
@@ -125,7 +127,7 @@ def explain_cohort(
     owner = np.array(subject, dtype=np.int64)
     table = _table(code, np.concatenate(effect), owner, weights)
     is_part = any(more for _, more in found)
-    return CohortEffects(len(risks), float(np.mean(risks)), table, is_part)
+    return Explanation(float(np.mean(risks)), table, is_part, subjects=len(risks))
 
 
 def sampled_people(records: NewRecords, subjects: int | None) -> list[SubjectRecord]:

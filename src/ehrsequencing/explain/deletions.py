@@ -1,4 +1,4 @@
-"""Effects by exact deletion: how far a risk changes when a code, a visit or a pair of codes is removed.
+"""Effects by exact deletion: how far a risk changes when a code or a visit is removed.
 
 The change of a risk between two consecutive prediction times is a table whose rows add up to it:
 
@@ -19,8 +19,7 @@ from ehrsequencing.core.arrays import Bools, Floats
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.explain.record import Edit, Question, SubjectRecord, kept_rows
 
-PAIRED_CODES = 20  # the codes with the largest effects, of which all pairs are removed: 190 pairs
-KINDS = ("code", "visit", "code in visit", "pair")
+KINDS = ("code", "visit", "code in visit")
 EXACT_CODES = 6  # so many new codes: all orders are averaged, from the risks of 64 subsets at most
 MOST_CODES = 24  # more new codes than that: those with the smallest effects share one row
 ORDERS = 32  # orders that are drawn beyond EXACT_CODES: 16 and their reverses
@@ -38,25 +37,19 @@ class Effect:
         kind: One of `KINDS`.
         edit: What was removed.
         code: The code; None for a visit.
-        other: The second code of a pair.
         visit: Number of the visit, from 0; None where a code was removed everywhere.
         count: How many rows that were known at the prediction time were removed.
         effect: Risk with − risk without.
         log_hazard: The same difference of the log cumulative hazard.
-        interaction: Of a pair: effect of both − the sum of the effects of each alone.
-        log_hazard_interaction: The same on the log cumulative hazard.
     """
 
     kind: str
     edit: Edit
     code: str | None = None
-    other: str | None = None
     visit: int | None = None
     count: int = 0
     effect: float = 0.0
     log_hazard: float = 0.0
-    interaction: float | None = None
-    log_hazard_interaction: float | None = None
 
 
 @dataclass(frozen=True)
@@ -65,18 +58,13 @@ class Deletion:
 
     Attributes:
         risk: The risk with nothing removed.
-        effects: By kind in the order of `KINDS`; within a kind the largest changes of the risk first, of pairs the
-            largest interactions.
+        effects: By kind in the order of `KINDS`; within a kind the largest changes of the risk first.
         is_part: Whether the record is so long that some deletions were not tried.
     """
 
     risk: float
     effects: tuple[Effect, ...]
     is_part: bool = False
-
-    def of_kind(self, kind: str) -> list[Effect]:
-        """The effects of one kind, the largest first."""
-        return [effect for effect in self.effects if effect.kind == kind]
 
 
 def deletion(
@@ -85,21 +73,17 @@ def deletion(
     *,
     row: int = -1,
     kinds: Sequence[str] = KINDS,
-    paired_codes: int = PAIRED_CODES,
 ) -> Deletion:
-    """Remove each code, visit, code in one visit and pair of codes, and predict again.
+    """Remove each code, visit and code in one visit, and predict again.
 
-    Only what was known at the prediction time is removed. Pairs cost most, since there are many. All pairs of the
-    `paired_codes` codes with the largest effect on the log hazard are removed, and all pairs at all where a record has
-    no more codes than that. Of a very long record a part of each kind is removed (`MOST_ROWS`): codes that the model
-    knows come first, then the newest.
+    Only what was known at the prediction time is removed. Of a very long record a part of each kind is removed
+    (`MOST_ROWS`): codes that the model knows come first, then the newest.
 
     Args:
         question: Cause and horizon.
         record: The subject.
         row: Which prediction time, by its number; default: the last.
         kinds: Which kinds of deletion.
-        paired_codes: How many codes are paired.
 
     Returns:
         The risk and the effects.
@@ -108,8 +92,9 @@ def deletion(
     visits = record.known_visits(row)
     most = max(MOST_ROWS // len(record.record.events), 1)
     codes, is_part = removed_codes(question, record, row)
-    singles = [Effect("code", Edit(codes=(code,)), code) for code in codes]
-    of_parts = list[Effect]()
+    singles, of_parts = list[Effect](), list[Effect]()
+    if "code" in kinds:
+        singles += [Effect("code", Edit(codes=(code,)), code) for code in codes]
     for visit in visits[-most:]:
         if "visit" in kinds:
             singles.append(Effect("visit", Edit(visits=(visit,)), visit=visit))
@@ -118,13 +103,24 @@ def deletion(
                 if code in codes:
                     edit = Edit(code_at=((visit, code),))
                     of_parts.append(Effect("code in visit", edit, code, visit=visit))
-    risk, effects = _measured(question, record, row, [*singles, *of_parts[-most:]])
-    if "pair" in kinds:
-        effects += _pairs(question, record, row, effects[: len(codes)], most=paired_codes)
-    chosen = [effect for effect in effects if effect.kind in kinds]
-    chosen.sort(key=_by_kind_and_size)
+    tried = [*singles, *of_parts[-most:]]
+    masks = [kept_rows(record, edit) for edit in (Edit(), *(effect.edit for effect in tried))]
+    answers: Floats = question.of_copies(record, masks, rows=[row])[:, 0]
+    could = record.known_rows(row) | record.static_rows
+    effects = [
+        replace(
+            effect,
+            count=int((could & ~mask).sum()),
+            effect=float(of_risk),
+            log_hazard=float(of_log_hazard),
+        )
+        for effect, mask, (of_risk, of_log_hazard) in zip(
+            tried, masks[1:], answers[0] - answers[1:], strict=True
+        )
+    ]
+    effects.sort(key=lambda effect: (KINDS.index(effect.kind), -abs(effect.effect)))
     is_part |= max(len(visits), len(of_parts)) > most
-    return Deletion(risk, tuple(chosen), is_part)
+    return Deletion(float(answers[0, 0]), tuple(effects), is_part)
 
 
 def removed_codes(
@@ -139,90 +135,35 @@ def removed_codes(
     return dict.fromkeys(code for code in every if code in tried), len(every) > most
 
 
-def _by_kind_and_size(effect: Effect) -> tuple[int, float]:
-    size = effect.effect if effect.interaction is None else effect.interaction
-    return KINDS.index(effect.kind), -abs(size)
-
-
-def _measured(
-    question: Question, record: SubjectRecord, row: int, effects: Sequence[Effect]
-) -> tuple[float, list[Effect]]:
-    """The risk with nothing removed, and the effects with their numbers."""
-    masks = [kept_rows(record, edit) for edit in (Edit(), *(effect.edit for effect in effects))]
-    answers: Floats = question.of_copies(record, masks, rows=[row])[:, 0]
-    change = answers[0] - answers[1:]
-    could = record.known_rows(row) | record.static_rows
-    return float(answers[0, 0]), [
-        replace(
-            effect,
-            count=int((could & ~mask).sum()),
-            effect=float(of_risk),
-            log_hazard=float(of_log_hazard),
-        )
-        for effect, mask, (of_risk, of_log_hazard) in zip(effects, masks[1:], change, strict=True)
-    ]
-
-
-def _pairs(
-    question: Question, record: SubjectRecord, row: int, of_codes: list[Effect], *, most: int
-) -> list[Effect]:
-    """All pairs of the codes with the largest effects."""
-    largest = sorted(of_codes, key=lambda effect: -abs(effect.log_hazard))[:most]
-    pairs = list(itertools.combinations(largest, 2))
-    untried = [
-        Effect("pair", Edit(codes=(*a.edit.codes, *b.edit.codes)), a.code, b.code) for a, b in pairs
-    ]
-    _, effects = _measured(question, record, row, untried)
-    return [
-        replace(
-            effect,
-            interaction=effect.effect - a.effect - b.effect,
-            log_hazard_interaction=effect.log_hazard - a.log_hazard - b.log_hazard,
-        )
-        for effect, (a, b) in zip(effects, pairs, strict=True)
-    ]
-
-
 # ---- the change since the prediction time before ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class ChangeRow:
-    """One row of the table.
+class Part:
+    """A part of the change of a risk between two consecutive prediction times.
 
     Attributes:
-        text: The new code, or what else the row stands for.
-        code: The new code; None for time passing and for the codes that share a row.
-        visit: Number of the visit that holds it; None as for the code.
-        change: Part of the change of the risk.
-        codes: How many new codes the row stands for; 0 for time passing.
+        change: How much of it.
+        codes: How many new codes the part stands for; 0 for time passing.
+        code: The new code, where it is one.
+        visit: Number of the visit that holds it.
     """
 
-    text: str
-    code: str | None
-    visit: int | None
     change: float
     codes: int
+    code: str | None = None
+    visit: int | None = None
+
+    @property
+    def text(self) -> str:
+        """What it stands for, in words."""
+        shared = f"{self.codes} other new codes together"
+        return self.code or (shared if self.codes else "time passing, without new codes")
 
 
-@dataclass(frozen=True)
-class Change:
-    """The change of a risk between two consecutive prediction times.
-
-    Attributes:
-        before: The risk at the earlier one.
-        now: The risk at the later one.
-        rows: Time passing first, then new codes by falling size; their changes sum to `now − before`.
-        is_exact: Whether every order of the new codes was averaged, or some that were drawn.
-    """
-
-    before: float
-    now: float
-    rows: tuple[ChangeRow, ...]
-    is_exact: bool
-
-
-def change(question: Question, record: SubjectRecord, *, row: int = -1) -> Change:
+def change(
+    question: Question, record: SubjectRecord, *, row: int = -1
+) -> tuple[float, float, list[Part]]:
     """Divide the change of a risk since the prediction time before.
 
     With at most 6 new codes their Shapley values are exact. With more, they are averages over 32 orders drawn with a
@@ -233,6 +174,10 @@ def change(question: Question, record: SubjectRecord, *, row: int = -1) -> Chang
         question: Cause and horizon.
         record: The subject.
         row: Number of the later prediction time; default: the last.
+
+    Returns:
+        The risk at the earlier one and at the later one, and the parts that add up to the difference: time passing
+        first, then new codes by falling size.
 
     Raises:
         EhrseqError: It is the record's first prediction time.
@@ -271,17 +216,12 @@ def change(question: Question, record: SubjectRecord, *, row: int = -1) -> Chang
     before = float(question.of_copies(record, [np.ones_like(new)], rows=[row - 1])[0, 0, 0])
     still, now = risk[frozenset()], risk[frozenset(range(len(masks)))]
     table = [
-        ChangeRow(code, code, visit, float(part), 1)
-        for (visit, code), part in zip(names, parts, strict=False)
+        Part(float(part), 1, code, visit) for (visit, code), part in zip(names, parts, strict=False)
     ]
     if len(names) < len(masks):
-        count = len(rows_of) - len(names)
-        table.append(
-            ChangeRow(f"{count} other new codes together", None, None, float(parts[-1]), count)
-        )
+        table.append(Part(float(parts[-1]), len(rows_of) - len(names)))
     table.sort(key=lambda one: -abs(one.change))
-    passing = ChangeRow("time passing, without new codes", None, None, still - before, 0)
-    return Change(before, now, (passing, *table), len(masks) <= EXACT_CODES)
+    return before, now, [Part(still - before, 0), *table]
 
 
 def _new_codes(record: SubjectRecord, new: Bools) -> dict[tuple[int, str], list[int]]:

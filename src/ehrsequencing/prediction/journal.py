@@ -14,7 +14,7 @@ import hashlib
 import hmac
 import os
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -42,7 +42,7 @@ from ehrsequencing.prediction.run import Run
 ID_DIGITS = 24
 _PERSON = pa.binary(ID_DIGITS)
 _TIMES = ("prediction_time", "index_time", "known_time")
-_NOTES = ("key", "known", "run", "version_of_run", "edges")  # of a night's file
+_NOTES = ("key", "known", "run", "edges")  # of a night's file
 _WAIT = 600.0  # seconds for another writer
 Persons = NDArray[np.bytes_]
 Hashes = NDArray[np.uint64]
@@ -55,7 +55,6 @@ class Night:
     path: Path
     known_us: int
     run: str  # its fingerprint
-    version: str  # of the run and its recalibration
     edges_days: tuple[float, ...]
 
 
@@ -72,11 +71,11 @@ class Journal:
     """
 
     folder: Path
-    key_file: Path | None = None
+    key_file: Path | str | os.PathLike[str] | None = None
     nights: list[Night] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.key_file = self.key_file or self.folder.with_name(f"{self.folder.name}.key")
+        self.key_file = Path(self.key_file or self.folder.with_name(f"{self.folder.name}.key"))
         if Path(os.path.realpath(self.key_file)).is_relative_to(os.path.realpath(self.folder)):
             raise EhrseqError(
                 "the key lies in the journal that it protects",
@@ -95,7 +94,7 @@ class Journal:
             notes = {k.decode(): v.decode() for k, v in pq.read_schema(path).metadata.items()}
             of = {name: notes[f"ehrsequencing.{name}"] for name in _NOTES}
             edges = tuple(map(float, of["edges"].split(",")))
-            night = Night(path, int(of["known"]), of["run"], of["version_of_run"], edges)
+            night = Night(path, int(of["known"]), of["run"], edges)
         except (OSError, pa.ArrowException, ValueError, KeyError, AttributeError) as error:
             raise EhrseqError(
                 "is damaged, or no night of a journal",
@@ -126,7 +125,7 @@ class Journal:
     def rows(self, version: str, persons: Persons) -> dict[str, Any]:
         """The predictions of one version of a run for some persons, as arrays by column."""
         wanted = pa.array(persons.tolist(), _PERSON)
-        tables = (pq.read_table(night.path) for night in self.nights if night.version == version)
+        tables = (pq.read_table(night.path) for night in self.nights if night.run == version)
         kept = [one.filter(pc.is_in(one["person"], value_set=wanted)) for one in tables]
         table = pa.concat_tables(kept).combine_chunks()
         width, hazard = (
@@ -140,9 +139,7 @@ class Journal:
         }
 
     @contextmanager
-    def writer(
-        self, run: Run, edges_days: Sequence[float], end_us: int
-    ) -> Iterator[Callable[[Risks], None]]:
+    def writer(self, run: Run, end_us: int) -> Iterator[Callable[[Risks], None]]:
         """Add a night by what is yielded. Its file appears when everything is written, and not at all after an error.
 
         Raises:
@@ -157,8 +154,9 @@ class Journal:
                     fix="predict for newer records, or leave out --journal; "
                     "dates that are shifted must be shifted alike every night",
                 )
+            edges_days = run.predictor.edges_days
             edges = ",".join(map(repr, map(float, edges_days)))
-            values = (self._mark, str(end_us), run.fingerprint, run.fingerprint, edges)
+            values = (self._mark, str(end_us), run.fingerprint, edges)
             hazard = pa.list_(pa.float32(), len(run.task.causes) * (len(edges_days) + 1))
             times = [(name, pa.timestamp("us")) for name in _TIMES]
             schema = with_notes(
@@ -193,7 +191,7 @@ class Journal:
         """(n,) sorted hashes of the predictions that this version has journalled: 8 bytes each."""
         parts = [np.zeros(0, np.uint64)]
         for night in self.nights:
-            if night.version == version:
+            if night.run == version:
                 table = pq.read_table(night.path, columns=["person", "prediction_time"])
                 called = _persons(table)
                 parts.append(_hashes(called, table["prediction_time"].cast(pa.int64()).to_numpy()))

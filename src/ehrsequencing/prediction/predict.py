@@ -6,7 +6,7 @@ where the data ends, after which there is no answer.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -258,7 +258,6 @@ def predict(
     moment = refuse_early(out, data, at, since, overwrite=overwrite)
     run = Run(run_folder)
     predictor = RiskPredictor(run, horizons_days)
-    predictor.keeps_hazards = journal is not None
     records = NewRecords(run, data, facts, progress, limits=limits or DriftConfig())
     with ExitStack() as stack:
         file = stack.enter_context(
@@ -273,15 +272,12 @@ def predict(
                 overwrite=overwrite,
             )
         )
-        takers = [file.write, each]
-        if journal is not None:  # its file appears before the list
-            edges, end_us = run.predictor.edges_days, records.end_us
-            night = journal.writer(run, edges, end_us)
-            takers.append(stack.enter_context(night))
+        # the journal's file appears before the list
+        keep = stack.enter_context(predictor.journalling(journal, records))
         count = 0
         for risks in predictor.answers(records, moment, force=force, say=say):
             count += len(risks)
-            for take in takers:
+            for take in (file.write, each, keep):
                 take(risks)
         before_end(records)
     return count
@@ -350,6 +346,15 @@ class RiskPredictor:
             index_us=rows.index_us[chosen],
             hazards=hazards,
         )
+
+    def journalling(
+        self, journal: Journal | None, records: NewRecords
+    ) -> AbstractContextManager[Callable[[Risks], None]]:
+        """Keep what is given to what is yielded in a journal, where there is one: `Journal.writer`."""
+        if journal is None:
+            return nullcontext(lambda _: None)
+        self.keeps_hazards = True
+        return journal.writer(self.run, records.end_us)
 
     def answers(
         self,

@@ -66,7 +66,7 @@ def _draft(path: Path, unsure: list[str]) -> dict[str, Any]:
         "static": {role["sex"]: "SEX"} if role["sex"] else None,
         "time": time,
     }
-    events = list[dict[str, str]]()
+    events, guessed = list[dict[str, str]](), list[str]()
     if role["encounter"] and role["start"]:
         ends = {"end": role["end"]} if role["end"] else {}
         draft["encounter"] = {"id": role["encounter"], "start": role["start"], **ends}
@@ -79,15 +79,28 @@ def _draft(path: Path, unsure: list[str]) -> dict[str, Any]:
         is_code = _named([name], "code") is not None
         is_number = name in numbers and not is_code
         filled = plain[name].drop_null()
+        beside = _beside(plain[name], {one: columns[one] for one in times}) or time
+        own = {"time": beside} if beside != time else {}
         if is_code and role["value"]:
             unit = {"unit_from": role["unit"]} if role["unit"] else {}
-            events.append({"code_from": name, "value": role["value"], **unit})
+            events.append({"code_from": name, "value": role["value"], **unit, **own})
             role["value"] = None
         elif is_number or is_code or len(pc.unique(filled)) <= MOST_CODES * len(filled):
-            events.append({"code": name, "value" if is_number else "code_from": name})
-            unsure += [] if is_code else [f"{path.name}: {name} is a column of events"]
+            events.append({"code": name, "value" if is_number else "code_from": name, **own})
+            guessed += [] if is_code else [name]
+    if guessed:
+        unsure.append(f"{path.name}: these are events, not names or notes: {', '.join(guessed)}")
     draft["events"] = events
     return {name: value for name, value in draft.items() if value}
+
+
+def _beside(cells: pa.ChunkedArray, times: dict[str, pa.ChunkedArray]) -> str | None:
+    """The date that most filled cells of a column have in their rows; the first of those with as many."""
+    filled = pc.is_valid(cells)
+    shared = {
+        name: pc.sum(pc.and_(filled, pc.is_valid(own))).as_py() for name, own in times.items()
+    }
+    return max(shared, key=lambda name: shared[name], default=None)
 
 
 def _form_of_dates(cells: pa.ChunkedArray) -> str | None:

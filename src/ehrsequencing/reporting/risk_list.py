@@ -16,9 +16,8 @@ from ehrsequencing.core.file_sets import output_files
 from ehrsequencing.core.files import mode_for, remembered, sha256, write_bytes, write_json
 from ehrsequencing.core.outputs import LIST, PREDICTIONS
 from ehrsequencing.core.version import __version__
-from ehrsequencing.explain import Question, subject_records
+from ehrsequencing.explain import Question, deletion, subject_records
 from ehrsequencing.explain.record import SubjectRecord
-from ehrsequencing.explain.tables import explain_subject
 from ehrsequencing.metrics.plain import cumulative_incidence
 from ehrsequencing.prediction.drift import Drift, Sampled
 from ehrsequencing.prediction.journal import Journal
@@ -107,9 +106,9 @@ def write_list(
     `strict` there is no list, and page and JSON name nobody, where people or risks differ beyond `limits` or could not
     be compared. Returns the content of the JSON, the comparison with the training people, and what was written.
     """
+    moment = refuse_early(out, data, at, since, overwrite=overwrite)
     stem = re.sub(r"\.(parquet|csv|csv\.gz)$", "", out.name)
     page, content = out.with_name(f"{stem}.html"), out.with_name(f"{stem}.json")
-    moment = refuse_early(out, data, at, since, overwrite=overwrite)
     days = horizons_of(run, horizons_days)
     kept = run.task.horizons[len(run.task.horizons) // 2]  # of the risks that the run keeps
     is_kept = horizons_days is None or kept in days
@@ -227,8 +226,8 @@ def _highest(
     for record in subject_records(records, {*place_of}, moment) if highest else ():
         place, us = place_of[record.subject_id]
         row = int(np.flatnonzero(record.prediction_us == us)[0])
-        rows = explain_subject(question, record, row=row, kinds=["code"])[1].to_pylist()
-        adding = [one for one in rows if one["change_in_risk"] >= SMALLEST][:RAISING]
+        effects = deletion(question, record, row=row, kinds=["code"]).effects
+        adding = [(one.code or "", one.effect) for one in effects if one.effect >= SMALLEST]
         when = str(np.datetime64(us, "us").astype("datetime64[s]"))
         code = _code_at_index(records, record, row)
         found[place] = {
@@ -237,12 +236,8 @@ def _highest(
             "moment": f"{when[:16].replace('T', ' ')} {descriptions.get(code, code)}".strip(),
             "risk": round(highest[place][0], 4),
             "raised_by": [
-                {
-                    "code": one["code"],
-                    "name": descriptions.get(one["code"], one["code"]),
-                    "adds": round(one["change_in_risk"], 4),
-                }
-                for one in adding
+                {"code": code, "name": descriptions.get(code, code), "adds": round(adds, 4)}
+                for code, adds in adding[:RAISING]
             ],
         }
     return found

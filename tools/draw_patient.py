@@ -1,6 +1,6 @@
 """Draws the first picture of README.md, one patient of the demo.
 
-Run `make demo`, then `python docs/figures/patient.py demo`. The patient is simulated. Of the report's patients who had
+Run `make demo`, then `python tools/draw_patient.py demo`. The patient is simulated. Of the report's patients who had
 the event, the picture takes the one with the most prediction times, as of the last of them with whole risk curves at
 which the risk rose. (The report has a patient's visits until its prediction `now` only.)
 """
@@ -10,11 +10,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from ehrsequencing.results.result_types import Trajectory
 from ehrsequencing.reporting.patient import Patient, patient_figure, patient_of
 from ehrsequencing.reporting.report import standalone
+from ehrsequencing.results.result_types import Trajectory
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1] / "docs" / "figures"
 
 
 def at_visit(row: Trajectory, k: int) -> Patient:

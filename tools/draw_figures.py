@@ -1,4 +1,4 @@
-"""Draws the figures of docs/models.md as SVG: `python docs/figures/draw.py`. The same bytes every time.
+"""Draws the figures of docs/models.md as SVG: `python tools/draw_figures.py`. The same bytes every time.
 
 What a figure says about attention and weights is asked of the package: who sees whom is read off `attention` under the
 real plans, and the weights of the importance figure come from `segment_softmax`.
@@ -16,7 +16,7 @@ from ehrsequencing.models.attention import AttentionPlan, codes_plan, time_plan
 from ehrsequencing.models.behrt import Tokens
 from ehrsequencing.models.segments import segment_softmax
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1] / "docs" / "figures"
 # Okabe and Ito's palette: told apart by colour-blind readers, and in grey.
 BLUE, ORANGE, GREEN, SKY, RED = "#0072B2", "#E69F00", "#009E73", "#56B4E9", "#D55E00"
 INK, GREY, PALE, WHITE = "#1f2328", "#59636e", "#f0f3f6", "#ffffff"
