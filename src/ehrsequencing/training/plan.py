@@ -18,7 +18,7 @@ from ehrsequencing.config import (
     TrainingConfig,
     TransferConfig,
 )
-from ehrsequencing.core.arrays import Ints
+from ehrsequencing.core.arrays import Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.made_of import made_of
 from ehrsequencing.models.outcomes import OutcomeLabels, events_and_days, starting_rates
@@ -52,6 +52,7 @@ class Plan:
         transfer: A model to start from, as the study uses it.
         is_member: Whether it is one network of an ensemble, whose teacher and reference are those of the whole.
         loss: What the network learns in the place of the likelihood; None: the likelihood.
+        taught: (R, causes, bins) a teacher's hazards per day at the training rows, where they are fitted already.
     """
 
     prepared: Prepared
@@ -63,6 +64,7 @@ class Plan:
     transfer: Transfer | None = None
     is_member: bool = False
     loss: LossFunction | None = None
+    taught: Floats32 | None = None
 
     @classmethod
     def of(

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from ehrsequencing.batches.loader import SubjectLoader
-from ehrsequencing.core.arrays import Floats32
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import build_model
@@ -17,7 +16,7 @@ from ehrsequencing.predictors.fit import fit_last_step
 from ehrsequencing.predictors.network import Network
 from ehrsequencing.predictors.recalibration import Recalibration
 from ehrsequencing.results.result_types import EpochRow
-from ehrsequencing.training.loop import Objective, ShowProgress, Training, show_nothing
+from ehrsequencing.training.loop import Objective, ShowProgress, Training, full_step, show_nothing
 from ehrsequencing.training.objectives import BesideHazards, HazardsObjective, OwnObjective
 from ehrsequencing.training.plan import Plan, starting_outcome_hazards
 from ehrsequencing.training.processes import ALONE, Processes, training_device
@@ -57,25 +56,8 @@ class Trainer:
             SubjectLoader.of_model(self.config, split, code_types=plan.code_types)
             for split in (plan.train, plan.tuning)
         )
-        visits = int(self.loader.cost[self.loader.subjects].sum())
-        self.budget = max(1, min(self.settings.visit_budget, visits // self.settings.min_steps))
-        share_of_epoch = min(1.0, self.budget / max(visits, 1))  # of a full step
-        if self.settings.subjects_per_step is not None:
-            subjects = self.settings.subjects_per_step / len(self.loader)
-            share_of_epoch = min(share_of_epoch, subjects)
-
-        # the model at its start
-        torch.manual_seed(self.settings.seed)
-        self.model = build_model(self.config.model_copy(update={"members": 1}))
-        if self.config.head == "horizon":
-            hazards = plan.fitting_data().cohort_hazards()
-            self.model.head.set_bias(torch.from_numpy(hazards))
-        if self.model.table is not None:
-            vocabulary = plan.prepared.vocabulary
-            self.model.table.set_columns(vocabulary.value_columns, vocabulary.base)
-        self.started_from = None if plan.transfer is None else plan.transfer.start(self.model)
-        if isinstance(self.model.outcomes, OutcomeHead):
-            self.model.outcomes.set_bias(starting_outcome_hazards(self.config, plan.train))
+        _, share_of_epoch = full_step(self.loader, self.settings)
+        self._start_model()
         self.model.to(training_device(self.settings.device))
 
         # what it learns; losses are divided by what is expected in a full step, never by what this one has
@@ -104,17 +86,29 @@ class Trainer:
             self.learned,
             self.loader,
             self.settings,
-            visit_budget=self.budget,
-            steps_per_epoch=1 / share_of_epoch,
             beside=self.beside,
             processes=processes,
         )
+
+    def _start_model(self) -> None:
+        """The model at its start: at the cohort's own hazards, or with another model's weights."""
+        plan = self.plan
+        torch.manual_seed(self.settings.seed)
+        self.model = build_model(self.config.model_copy(update={"members": 1}))
+        if self.config.head == "horizon":
+            hazards = plan.fitting_data().cohort_hazards()
+            self.model.head.set_bias(torch.from_numpy(hazards))
+        if self.model.table is not None:
+            vocabulary = plan.prepared.vocabulary
+            self.model.table.set_columns(vocabulary.value_columns, vocabulary.base)
+        self.started_from = None if plan.transfer is None else plan.transfer.start(self.model)
+        if isinstance(self.model.outcomes, OutcomeHead):
+            self.model.outcomes.set_bias(starting_outcome_hazards(self.config, plan.train))
 
     def train(
         self,
         out: Path,
         *,
-        taught: Floats32 | None = None,
         resume: bool = False,
         on_progress: ShowProgress = show_nothing,
     ) -> Trained | None:
@@ -122,7 +116,6 @@ class Trainer:
 
         Args:
             out: Folder of the run; checkpoints are written there.
-            taught: (R, causes, bins) with `training.distillation`, hazards per day at the training rows to learn from.
             resume: Go on with an interrupted training.
             on_progress: Told after each step and epoch.
 
@@ -132,14 +125,12 @@ class Trainer:
         Raises:
             EhrseqError: The training fails, or nobody is there to learn from.
         """
-        if self.settings.distillation > 0:
-            if taught is None:
-                raise EhrseqError(
-                    "nobody to learn from",
-                    where="training.distillation",
-                    fix="train with ehrseq train or eh.fit, or set training.distillation=0",
-                )
-            self.objective.taught = taught
+        if self.settings.distillation > 0 and self.objective.taught is None:
+            raise EhrseqError(
+                "nobody to learn from",
+                where="training.distillation",
+                fix="train with ehrseq train or eh.fit, or set training.distillation=0",
+            )
         checkpoints = out / "checkpoints"
         state = self.training.run(out, checkpoints, resume=resume, on_progress=on_progress)
         if not self.processes.is_first:
