@@ -248,7 +248,7 @@ def test_patience_starts_when_the_warm_up_is_over(
     monkeypatch.setattr(HazardsObjective, "tuning_nll", lambda self, model, *others: float(next(rising)))
     store = Prepared(sim_prepared)
     sample = Trainer(store, "simulated", tmp_path / "sample", study=load_study(None, list(TINY)))
-    steps = len(sample.loader.shuffled(0, seed=0, visit_budget=sample.budget))
+    steps = len(sample.loader.shuffled(0, seed=0, visit_budget=sample.training.visit_budget))
     settings = [*TINY, "training.epochs=9", "training.patience=2", f"training.warmup_steps={int(warm_epochs * steps)}"]
     Trainer(store, "simulated", tmp_path / "run", study=load_study(None, settings)).fit()
     history = [json.loads(line) for line in (tmp_path / "run" / "history.jsonl").read_text().splitlines()]

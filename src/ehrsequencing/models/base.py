@@ -27,7 +27,7 @@ from ehrsequencing.models.hazards import (
     last_layer,
     visit_nll,
 )
-from ehrsequencing.models.outcomes import OUTCOME_RANK, OutcomeHazards, OutcomeHead, OutcomeLabels
+from ehrsequencing.models.outcomes import OUTCOME_RANK, OutcomeHead, OutcomeLabels
 from ehrsequencing.models.segments import to_device
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
@@ -45,7 +45,7 @@ class SurvivalModel(Answering, nn.Module):
     head: SurvivalHead
     wide_head: nn.Linear | None
     table: TableBranch | None
-    outcomes: OutcomeHazards | None
+    outcomes: OutcomeHead | None
 
     def __new__(cls, *given: object, **named: object) -> Self:
         """An object, unless it is to be made as its plain twin is, from a number of codes and a width."""

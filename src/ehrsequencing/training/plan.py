@@ -322,6 +322,12 @@ def resolve_model(
             where=f"task {task.name}, outcomes",
             fix="use head=horizon",
         )
+    if task.outcomes is not None and settings.members > 1:
+        raise EhrseqError(
+            "every outcome is asked of one network",
+            where="training.members",
+            fix="leave it out, or train for a task without outcomes",
+        )
     if model.head == "visit":
         if len(task.causes) > 1 or task.index.which == "every" or task.recurrent:
             raise EhrseqError(
