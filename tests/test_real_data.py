@@ -11,7 +11,7 @@ from ehrsequencing.audit.audit import CHECKS
 from ehrsequencing.audit.data import AuditData
 from ehrsequencing.config import load_study, load_task
 from ehrsequencing.evaluation.evaluate import evaluate
-from ehrsequencing.prediction.predict import predict
+from ehrsequencing.prediction.predict import Request, predict
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.codes import read_parents
 from ehrsequencing.records.meds import SPLITS as AUDITED, find_shards
@@ -125,6 +125,6 @@ def test_the_whole_way_to_a_report(prepared: Prepared, real_data: Path, tmp_path
     metrics = evaluate(tmp_path / "run", settings=settings)
     assert json.loads((tmp_path / "run" / "metrics-individual.json").read_text()) == json.loads(json.dumps(metrics))
     assert "</html>" in render(metrics)
-    predict(tmp_path / "run", real_data / f"{name}_meds", tmp_path / "p.parquet", at="last")
+    predict(tmp_path / "run", real_data / f"{name}_meds", tmp_path / "p.parquet", Request(at="last"))
     risk = pq.read_table(tmp_path / "p.parquet")["risk"].to_numpy()
     assert np.all((risk >= 0) & (risk <= 1))

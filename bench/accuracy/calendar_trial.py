@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import ehrsequencing as eh
 from bench.measure import ehrseq
 from ehrsequencing.prediction.journal import Journal
+from ehrsequencing.prediction.predict import Request
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.reporting.risk_list import write_list
 
@@ -56,10 +57,7 @@ def trial(rows: pd.DataFrame, run: Run, out: Path) -> None:
             run,
             data,
             out / "list.parquet",
-            at="index",
-            facts=settings,
-            overwrite=True,
-            journal=journal,
+            Request(at="index", facts=settings, overwrite=True, journal=journal),
         )
         watch = eh.monitor(
             run,

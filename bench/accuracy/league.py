@@ -50,7 +50,7 @@ from bench.measure import ROOT
 from ehrsequencing.core.files import write_json
 from ehrsequencing.core.signals import keep_freed_memory
 from ehrsequencing.core.version import __version__
-from ehrsequencing.prediction.prediction_file import Risks, prediction_file
+from ehrsequencing.prediction.prediction_file import PredictionWriter, Risks
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.predictors.fit import fit_last_step
 from ehrsequencing.predictors.predictor import Predictor
@@ -111,14 +111,8 @@ def write_answers(
     train = rows["train"]
     days = knots_days(train.column("duration_days"), train.column("cause"), task.horizons)
     loss = np.nan
-    with prediction_file(
-        folder / PREDICTIONS,
-        causes=task.causes,
-        horizons_days=days.tolist(),
-        start_days=task.blanking,
-        banded=False,
-        now_us=0,
-    ) as file:
+    file = PredictionWriter(task.causes, days.tolist(), task.blanking, 0)
+    with file.opened(folder / PREDICTIONS, {}, overwrite=False):
         for split in ("tuning", "held_out"):
             asked = rows[split]
             # as of foreign models: nobody's risks sum to 1

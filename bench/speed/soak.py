@@ -24,7 +24,7 @@ from pathlib import Path
 
 from bench.speed.serving import bodies, served
 from ehrsequencing.config import load_study, load_task
-from ehrsequencing.prediction.predict import predict
+from ehrsequencing.prediction.predict import Request, predict
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.simulate import SimulationConfig, simulate
@@ -86,7 +86,7 @@ def rounds(folder: Path, seconds: float) -> Iterator[dict[str, tuple[float, int]
             number += 1
             out = folder / "run"
             train(store, task.name, out, f"training.seed={number}")
-            predict(out, data, folder / "risks.parquet", at="last")
+            predict(out, data, folder / "risks.parquet", Request(at="last"))
             answers = asked(port, requests)
             if set(answers) != {200}:
                 raise SystemExit(f"the server answered {sorted(set(answers))}")

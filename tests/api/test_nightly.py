@@ -99,7 +99,7 @@ def test_two_commands_make_the_list_of_the_newest_discharge_of_each_person(place
     ward = stays(150, seed=1).set_index("id").loc[first["subject_id"]].sort_values("when").ward.iloc[-1]
     assert first["moment"] == f"{first['prediction_time'][:16].replace('T', ' ')} DISCHARGE//{ward}"
     page = (place / "risks.html").read_text()
-    assert page.index("The highest risks") < page.index("Their 1y are over") < page.index("Asked: ")
+    assert page.index("The highest risks") < page.index("Their horizon of 1y has passed") < page.index("Asked: ")
     above = int((main[is_open].risk >= np.float32(summary["threshold"])).sum())
     assert summary["above"] == {"prediction_times": above, "people": above}
     assert {*summary["made_by"]} == {"run", "fingerprint", "data", "version"}

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import ehrsequencing as eh
-from ehrsequencing.api import plots
+from ehrsequencing.api import paper
 from ehrsequencing.api.evaluation import EvaluationResult
 from ehrsequencing.config import load_study
 from ehrsequencing.config.files import load_task
@@ -26,7 +26,7 @@ from ehrsequencing.evaluation.context import Context
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.rivals import Evaluated
 from ehrsequencing.metrics.registry import METRICS
-from ehrsequencing.prediction.predict import predict
+from ehrsequencing.prediction.predict import Request, predict
 from ehrsequencing.records.prepare import content_of
 from ehrsequencing.reporting import figures
 from ehrsequencing.reporting.figures import stacked
@@ -46,7 +46,9 @@ class Stream:
 
 
 def test_predictions_are_those_of_the_command(here: Path, tmp_path: Path) -> None:
-    predict(here / "runs" / "hf", here / "meds", tmp_path / "p.parquet", at="last", horizons_days=[90.0, 365.25])
+    predict(
+        here / "runs" / "hf", here / "meds", tmp_path / "p.parquet", Request(at="last", horizons_days=[90.0, 365.25])
+    )
     long = pq.read_table(tmp_path / "p.parquet").to_pandas()
     wide = eh.load(str(here / "runs" / "hf")).predict(here / "meds", horizons=["90d", 365.25], progress=False)
     answers = ["subject_id", "prediction_time", "hf_90d", "hf_1y", "death_90d", "death_1y"]
@@ -252,7 +254,7 @@ def test_an_evaluation_of_real_people_tells_no_more_than_the_report(here: Path) 
     assert not told & {str(n) for n in range(1, 11)}
     few = real.metrics[real.metrics.events.astype(str) == "<11"]
     assert few.value.isna().all()
-    assert [text.get_text() for text in real.plot_incidence(cause="death").texts] == ["too few events to show"]
+    assert [text.get_text() for text in real.plot_incidence(cause="death").texts] == ["too few events"]
     with pytest.warns(UserWarning, match="too few people had the event"):
         assert real.calibration(cause="death").empty
     with pytest.warns(UserWarning, match="too few people had the event"):
@@ -315,11 +317,11 @@ def test_incidences_of_all_causes_are_stacked_and_hidden_days_and_causes_change_
     hidden = redact({**evaluation.result, "incidence": few, "data": {**evaluation.result["data"], "simulated": False}})
     assert all(set(row["everyone"]["predicted"]) == {None} for row in hidden["incidence"])
     assert stacked(hidden["incidence"]) == []
-    assert plots.TOO_FEW in [text.get_text() for text in plots.stacked_incidence(none, title="t").texts]
+    assert paper.TOO_FEW in [text.get_text() for text in paper.stacked_incidence(none, title="t").texts]
 
 
 def test_calibration_without_any_curve_says_so() -> None:
     pytest.importorskip("matplotlib").use("Agg")
-    ax = plots.calibration([], title="death by 2y")
-    assert plots.TOO_FEW in [text.get_text() for text in ax.texts]
+    ax = paper.calibration([], title="death by 2y")
+    assert paper.TOO_FEW in [text.get_text() for text in ax.texts]
     assert ax.get_title(loc="left") == "death by 2y"

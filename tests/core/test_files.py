@@ -2,19 +2,16 @@
 
 import gzip
 import os
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import filelock
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import ehrsequencing as eh
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import LOCK, atomic_path, locked, read_json, write_bytes, write_json
 from ehrsequencing.core.outputs import (
@@ -26,7 +23,6 @@ from ehrsequencing.core.outputs import (
     save_manifest,
     write_manifest,
 )
-from helpers.command_line import refused
 from helpers.storage import SET, everything, in_a_process, make_set
 
 # ---- what may be replaced --------------------------------------------------------------------------------------------
@@ -41,12 +37,6 @@ def test_a_folder_is_made_with_its_parents_and_replaced_only_when_asked(tmp_path
     make_set(out, b"two")
     assert (out / "part" / "x.bin").read_bytes() == b"two"
     assert set(everything(tmp_path)) == {"a/b/set/part/x.bin", "a/b/set/manifest.json"}
-
-
-def test_an_empty_folder_is_filled(tmp_path: Path) -> None:
-    (tmp_path / "set").mkdir()
-    make_set(tmp_path / "set", b"one", overwrite=False)
-    assert set(everything(tmp_path)) == {"set/part/x.bin", "set/manifest.json"}
 
 
 def manifest_says(folder: Path, **facts: object) -> None:
@@ -173,21 +163,6 @@ def test_a_new_folder_that_cannot_get_its_name_brings_the_old_one_back(
     assert everything(tmp_path) == before
 
 
-def test_what_a_kill_left_aside_comes_back_or_goes(tmp_path: Path) -> None:
-    """The kill comes between the two renames, or before the old folder is removed."""
-    out, aside = tmp_path / "set", tmp_path / ".set.ehrseq-old"
-    make_set(out, b"one")
-    before = everything(tmp_path)
-    out.rename(aside)
-    with pytest.raises(EhrseqError, match="is there already"):
-        make_set(out, b"two", overwrite=False)
-    assert everything(tmp_path) == before
-    shutil.copytree(out, aside)
-    make_set(out, b"two")
-    assert everything(tmp_path).keys() == before.keys()
-    assert (out / "part" / "x.bin").read_bytes() == b"two"
-
-
 # ---- kills, orphans and locks ----------------------------------------------------------------------------------------
 
 
@@ -241,29 +216,6 @@ def test_one_process_writes_a_folder_until_it_dies(tmp_path: Path) -> None:
         with locked(out, wait_seconds=30), locked(out):
             pass
     assert everything(tmp_path) == {}
-
-
-def test_two_processes_in_one_output_leave_one_whole_result(tmp_path: Path) -> None:
-    """Each of both either replaces the folder or is refused; nothing is ever mixed or left over."""
-    command, env = in_a_process("[make_set(Path(sys.argv[1]), sys.argv[2].encode() * 1000) for _ in range(20)]")
-    pair = [
-        subprocess.Popen([*command, tmp_path / "set", name], env=env, stderr=subprocess.PIPE, text=True)
-        for name in ("a", "b")
-    ]
-    for process in pair:
-        text = process.communicate()[1]
-        assert process.returncode == 0 or "EhrseqError" in text, text
-    assert set(everything(tmp_path)) == {"set/part/x.bin", "set/manifest.json"}
-    assert len(set((tmp_path / "set" / "part" / "x.bin").read_bytes())) == 1
-
-
-@pytest.mark.parametrize("command", ["train", "pretrain"])
-def test_a_second_training_is_refused(sim_prepared: Path, tmp_path: Path, command: str) -> None:
-    function: Callable[..., Any] = {"train": eh.fit, "pretrain": eh.pretrain}[command]
-    with holding(tmp_path / "run"):
-        assert "is being written by" in refused(command, sim_prepared, "--out", tmp_path / "run")
-        with pytest.raises(EhrseqError, match="is being written by"):
-            function(sim_prepared, out=tmp_path / "run")
 
 
 # ---- how it is written -----------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from ehrsequencing.config import load_task
-from ehrsequencing.core import text as parsing
 from ehrsequencing.core.errors import EhrseqError, looks_like_header, quoted
 from ehrsequencing.core.files import read_json
 from ehrsequencing.core.text import BadText, HalfSurrogate, parse_json, parse_yaml
@@ -49,33 +48,3 @@ def test_names_are_shown_only_where_no_cell_looks_like_them() -> None:
     rows = ["4711007 1961-03-04 HIV", "Anna HIV F", "id 1961-03-04", "Anna covid 12", "C50.9 04.03.1961 died"]
     assert not any(looks_like_header(row.split()) for row in rows)
     assert quoted("4711007") == quoted("1961-03-04") == ""
-
-
-EVENT = "- {{code: 'LAB//{0}', value: 0{0}, at: 12:30, X//{0}: [2020-01-01, No]}}\n"
-LONG = "events:\n" + "".join(EVENT.format(number) for number in range(800))
-
-
-def test_a_long_file_reads_the_same_with_and_without_libyaml(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(LONG) > parsing._SHORT_YAML
-    fast = parse_yaml(LONG)
-    monkeypatch.setattr(parsing.yaml, "__with_libyaml__", False)
-    assert fast == parse_yaml(LONG)
-    assert fast["events"][7] == {"code": "LAB//7", "value": "07", "at": "12:30", "X//7": ["2020-01-01", False]}
-
-
-@pytest.mark.parametrize(
-    ("line", "what"),
-    [
-        ("- {a: &x 1, b: *x}", "has an alias"),
-        ("- {a: 1, a: 2}", "has the key 'a' twice"),
-        ("- [", "is not valid"),
-        ("- !!python/object:x {}", "is not valid"),
-        ('- "\\ud800"', "half a surrogate"),
-        ("- " + "[" * 5000, "too deeply"),
-    ],
-)
-def test_a_long_file_is_as_strict(line: str, what: str) -> None:
-    with pytest.raises(BadText, match=what) as raised:
-        parse_yaml(f"{LONG}{line}\n")
-    if "alias" in what or "twice" in what:
-        assert raised.value.line == 802

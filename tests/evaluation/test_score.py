@@ -13,7 +13,7 @@ from ehrsequencing.config import EvaluationConfig, StudyConfig, TaskConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.evaluate import evaluate
 from ehrsequencing.evaluation.score import score
-from ehrsequencing.prediction.predict import predict
+from ehrsequencing.prediction.predict import Request, predict
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.predictors.from_file import nll_through
 from ehrsequencing.records.prepared import Prepared
@@ -62,7 +62,7 @@ def test_a_file_with_every_edge_of_the_grid_has_the_likelihood_of_the_run(
 ) -> None:
     run, store = Run(sim_run), Prepared(sim_prepared)
     edges = np.array(run.predictor.edges_days)
-    predict(sim_run, sim_data, tmp_path / "fine.csv.gz", horizons_days=edges.tolist())
+    predict(sim_run, sim_data, tmp_path / "fine.csv.gz", Request(horizons_days=edges.tolist()))
     settings = SETTINGS.model_copy(update={"baselines": baselines})
     study = StudyConfig(evaluation=settings)
     found, _ = score(tmp_path / "fine.csv.gz", sim_data, task, study=study, prepared=sim_prepared)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ehrsequencing.explorer import ExplorerSettings, page
-from ehrsequencing.explorer.collect import Explorer, collect
+from ehrsequencing.explorer.codes import Explorer, collect
 from ehrsequencing.prediction.predict import NewRecords
 from ehrsequencing.prediction.run import Run
 

@@ -18,8 +18,7 @@ from hypothesis.extra.numpy import arrays
 from ehrsequencing.config import DataConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.explorer import ExplorerSettings, page
-from ehrsequencing.explorer.codes import RARE
-from ehrsequencing.explorer.collect import Explorer, collect
+from ehrsequencing.explorer.codes import RARE, Explorer, collect
 from ehrsequencing.explorer.page import differences, hundredths, pack, quantised, rounded_floats, zigzag
 from ehrsequencing.prediction.predict import Moment, NewRecords, RiskPredictor
 from ehrsequencing.prediction.run import Run

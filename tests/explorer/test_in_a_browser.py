@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ehrsequencing.explorer.collect import Explorer
+from ehrsequencing.explorer.codes import Explorer
 from ehrsequencing.explorer.page import page
 from helpers.browser import grave_violations, probed
 from helpers.explorer_page import read_page

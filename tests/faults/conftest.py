@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ehrsequencing.config import load_study, load_task
+from ehrsequencing.prediction.predict import Request
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
@@ -34,7 +35,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     simulate(folder / "other", subjects=60, seed=6, config=busy_world(outcome_per_year=0.9, truth_futures=4))
     prepare(folder / "sim", folder / "prepared", study=load_study(None, ["vocabulary.min_subjects=11"]), tasks=[task])
     Trainer(Prepared(folder / "prepared"), task.name, folder / "run", study=load_study(None, driver.TINY)).fit()
-    write_list(Run(folder / "run"), folder / "sim", folder / "list" / "r.csv", at="all")
+    write_list(Run(folder / "run"), folder / "sim", folder / "list" / "r.csv", Request(at="all"))
     return folder
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ehrsequencing.explorer.collect import Explorer
+from ehrsequencing.explorer.codes import Explorer
 
 
 @dataclass(frozen=True)

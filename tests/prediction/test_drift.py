@@ -455,9 +455,10 @@ def test_risks_beyond_those_of_the_run_are_another_mix(run: Path, tmp_path: Path
     kept = Run(run)
     high = content | {"risks": {at: [1 - k / 1000 for k in range(129, 0, -1)] for at in content["risks"]}}
     vars(kept)["training_people"] = high
+    from ehrsequencing.prediction.predict import Request
     from ehrsequencing.reporting.risk_list import write_list
 
-    found, drift, _ = write_list(kept, write_meds(tmp_path / "own", NEW), tmp_path / "r.csv", at="index")
+    found, drift, _ = write_list(kept, write_meds(tmp_path / "own", NEW), tmp_path / "r.csv", Request(at="index"))
     assert "risk of event by 90d (" in drift.verdict
     assert found["above"] == {"prediction_times": 0, "people": 0}
 

@@ -13,8 +13,8 @@ from meds.schema import LabelSchema
 
 from ehrsequencing.config import DataConfig
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.prediction.predict import Moment, NewRecords, predict
-from ehrsequencing.prediction.predict_labels import predict_labels
+from ehrsequencing.prediction.predict import Moment, NewRecords, Request, predict
+from ehrsequencing.prediction.predict_some import predict_labels
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.events import parse_date_us
 from ehrsequencing.records.labels import read_boolean_labels
@@ -99,7 +99,7 @@ def test_later_records_change_no_earlier_answer(
 
 
 def test_last_is_each_subjects_newest(sim_run: Path, sim_data: Path, answers: dict[Key, float], tmp_path: Path) -> None:
-    predict(sim_run, sim_data, tmp_path / "p.parquet", at="last")
+    predict(sim_run, sim_data, tmp_path / "p.parquet", Request(at="last"))
     newest: dict[int, int] = {}
     for subject, time, *_ in answers:
         newest[subject] = max(newest.get(subject, time), time)
@@ -114,13 +114,12 @@ def test_as_of_a_day_asks_everybody_then_at_risk_and_uses_nothing_later(
     times = pa.concat_tables([pq.read_table(p) for p in (sim_data / "data").rglob("*.parquet")])["time"]
     late = int(pc.quantile(times.cast(pa.int64()), 0.7)[0].as_py())
     date = str(np.datetime64(late, "us"))[:10]
-    predict(sim_run, sim_data, tmp_path / "now.parquet", at=date, horizons_days=[90.0, 700.0])
+    predict(sim_run, sim_data, tmp_path / "now.parquet", Request(at=date, horizons_days=[90.0, 700.0]))
     predict(
         sim_run,
         truncated(sim_data, tmp_path / "then", parse_date_us(date)),
         tmp_path / "then.parquet",
-        at=date,
-        horizons_days=[90.0, 700.0],
+        Request(at=date, horizons_days=[90.0, 700.0]),
     )
     now, then = read(tmp_path / "now.parquet"), read(tmp_path / "then.parquet")
     assert now.keys() == then.keys()
@@ -187,7 +186,7 @@ def test_the_terminal_tells_what_has_no_answer(
         asked_by_age(run, 70)
 
     monkeypatch.setattr(Run, "__init__", born_later)
-    predict(sim_run, few, tmp_path / "p.parquet", say=said.append)
+    predict(sim_run, few, tmp_path / "p.parquet", Request(say=said.append))
     assert any("prediction times lie after the data's end and are left out; data.extracted=" in text for text in said)
     assert any("subjects have no prediction" in text for text in said)
     monkeypatch.setattr(Run, "__init__", lambda run, folder: (real(run, folder), asked_by_age(run, 119))[0])
@@ -201,7 +200,9 @@ def test_a_lone_late_row_moves_nothing(sim_run: Path, few: Path, tmp_path: Path)
     codes, said = table_of(few).select(["subject_id", "code"]).to_pylist(), list[str]()
     dead = {row["subject_id"] for row in codes if row["code"] == "MEDS_DEATH"}
     who = next(row["subject_id"] for row in codes if row["subject_id"] not in dead)
-    predict(sim_run, with_rows(few, (who, us("2099-12-31"), "NEW")), tmp_path / "late.parquet", say=said.append)
+    predict(
+        sim_run, with_rows(few, (who, us("2099-12-31"), "NEW")), tmp_path / "late.parquet", Request(say=said.append)
+    )
     assert read(tmp_path / "late.parquet") == read(tmp_path / "clean.parquet")
     assert any(text.startswith("left out: 1 rows of 1 subjects, in 2099, after ") for text in said)
 
@@ -209,14 +210,14 @@ def test_a_lone_late_row_moves_nothing(sim_run: Path, few: Path, tmp_path: Path)
 def test_a_day_after_the_datas_end_needs_a_declared_end(sim_run: Path, few: Path, tmp_path: Path) -> None:
     out, end = tmp_path / "p.parquet", last_us(few)
     soon, later = (str(np.datetime64(end + days * DAY_US, "us"))[:10] for days in (20, 400))
-    assert predict(sim_run, few, out, at=soon) > 0, "today, a little after the last row"
+    assert predict(sim_run, few, out, Request(at=soon)) > 0, "today, a little after the last row"
     with pytest.raises(EhrseqError, match="more than 31 days after the data's last row") as error:
-        predict(sim_run, few, out, at=later, overwrite=True)
+        predict(sim_run, few, out, Request(at=later, overwrite=True))
     assert "data.extracted=" in error.value.fix
-    predict(sim_run, few, out, at=later, facts=DataConfig(extracted=later), overwrite=True)
+    predict(sim_run, few, out, Request(at=later, facts=DataConfig(extracted=later), overwrite=True))
     assert {key[1] for key in read(out)} == {parse_date_us(later)}
     with pytest.raises(EhrseqError, match=r"lies after data\.extracted"):
-        predict(sim_run, few, out, at="2200-01-01", overwrite=True, facts=DataConfig(extracted=later))
+        predict(sim_run, few, out, Request(at="2200-01-01", overwrite=True, facts=DataConfig(extracted=later)))
 
 
 # ---- horizons, foreign codes, files ----------------------------------------------------------------------------------
@@ -237,7 +238,7 @@ def renamed(data: Path, share: float) -> Path:
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.7])
 def test_the_unknown_share_is_told(sim_run: Path, few: Path, tmp_path: Path, share: float) -> None:
     said: list[str] = []
-    predict(sim_run, renamed(few, share), tmp_path / "p.parquet", say=said.append)
+    predict(sim_run, renamed(few, share), tmp_path / "p.parquet", Request(say=said.append))
     if share == 0.3:  # the codes that fewer people have say more than their share
         assert said[0].startswith("warning: Another mix of patients, or a part of the feed is missing")
         return
@@ -259,7 +260,7 @@ def test_one_persons_many_new_codes_refuse_nothing(sim_run: Path, few: Path, tmp
     table, said = table_of(few), list[str]()
     who, when = int(table["subject_id"][9].as_py()), int(table["time"].cast(pa.int64())[9].as_py())
     many = [(who, when, f"ELSEWHERE//{n}") for n in range(20 * len(table))]
-    assert predict(sim_run, with_rows(few, *many), tmp_path / "p.parquet", at="last", say=said.append) > 0
+    assert predict(sim_run, with_rows(few, *many), tmp_path / "p.parquet", Request(at="last", say=said.append)) > 0
     print(said)
     (told,) = [text for text in said if "code that the run does not know" in text]
     assert told.startswith("warning: 9")
@@ -268,7 +269,7 @@ def test_one_persons_many_new_codes_refuse_nothing(sim_run: Path, few: Path, tmp
 @pytest.mark.parametrize("name", ["p.csv", "p.csv.gz"])
 def test_csv_holds_what_parquet_holds(sim_run: Path, few: Path, tmp_path: Path, name: str) -> None:
     for out in (tmp_path / name, tmp_path / "p.parquet"):
-        predict(sim_run, few, out, at="last")
+        predict(sim_run, few, out, Request(at="last"))
     table, text = pq.read_table(tmp_path / "p.parquet"), pyarrow.csv.read_csv(tmp_path / name)
     assert text.column_names == table.column_names
     assert text["subject_id"].to_pylist() == table["subject_id"].to_pylist()
@@ -293,7 +294,7 @@ def test_what_cannot_be_predicted_is_refused(
     sim_run: Path, sim_data: Path, tmp_path: Path, name: str, asked: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(EhrseqError, match=says):
-        predict(sim_run, sim_data, tmp_path / name, **asked)
+        predict(sim_run, sim_data, tmp_path / name, Request(**asked))
     assert not list(tmp_path.iterdir())
 
 
@@ -304,12 +305,12 @@ def test_what_cannot_be_predicted_is_refused(
 def risks(sim_run: Path, sim_data: Path, tmp_path_factory: pytest.TempPathFactory) -> pa.Table:
     """What predict says at each subject's index, and of everybody at risk at one later day."""
     out = tmp_path_factory.mktemp("risks")
-    predict(sim_run, sim_data, out / "all.parquet", horizons_days=[90.0, 365.0])
+    predict(sim_run, sim_data, out / "all.parquet", Request(horizons_days=[90.0, 365.0]))
     every = pq.read_table(out / "all.parquet")
     first = every.group_by("subject_id", use_threads=False).aggregate([("prediction_time", "min")])
     first = first.rename_columns(["subject_id", "prediction_time"])
     day = str(np.sort(first["prediction_time"].to_numpy())[-30].astype("datetime64[D]"))
-    predict(sim_run, sim_data, out / "day.parquet", at=day, horizons_days=[90.0, 365.0])
+    predict(sim_run, sim_data, out / "day.parquet", Request(at=day, horizons_days=[90.0, 365.0]))
     at_index = every.join(first, ["subject_id", "prediction_time"], join_type="inner")
     return pa.concat_tables([at_index.select(every.column_names), pq.read_table(out / "day.parquet")])
 
@@ -342,7 +343,9 @@ def test_each_label_gets_the_risk_that_predict_gives(
 ) -> None:
     said: list[str] = []
     out = tmp_path / "predictions.parquet"
-    count = predict_labels(sim_run, sim_data, out, labels=labels, cause=cause, horizons_days=[horizon], say=said.append)
+    count = predict_labels(
+        sim_run, sim_data, out, Request(horizons_days=[horizon], say=said.append), labels=labels, cause=cause
+    )
     found = pq.read_table(out)
     LabelSchema.validate(found.select(["subject_id", "prediction_time", "boolean_value"]))
     wanted = risks.filter(
@@ -399,9 +402,9 @@ def test_labels_of_nobody_in_the_records_leave_no_file(sim_run: Path, sim_data: 
     moment = pa.array([np.datetime64("2016-01-01", "us")])
     nobody = pa.table({"subject_id": [10**9], "prediction_time": moment, "boolean_value": [True]})
     pq.write_table(nobody, tmp_path / "labels.parquet")
-    asked: dict[str, Any] = {"labels": tmp_path / "labels.parquet", "horizons_days": [365.0]}
+    asked, labels = Request(horizons_days=[365.0]), tmp_path / "labels.parquet"
     with pytest.raises(EhrseqError, match=r"nobody has a prediction time|no label has a risk"):
-        predict_labels(sim_run, sim_data, tmp_path / "p.parquet", **asked)
+        predict_labels(sim_run, sim_data, tmp_path / "p.parquet", asked, labels=labels)
     with pytest.raises(EhrseqError, match=r"does not end in \.parquet"):
-        predict_labels(sim_run, sim_data, tmp_path / "p.csv", **asked)
+        predict_labels(sim_run, sim_data, tmp_path / "p.csv", asked, labels=labels)
     assert [path.name for path in tmp_path.iterdir()] == ["labels.parquet"]

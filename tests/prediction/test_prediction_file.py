@@ -17,8 +17,8 @@ from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.models.base import SurvivalModel
-from ehrsequencing.prediction.predict import predict
-from ehrsequencing.prediction.prediction_file import prediction_file, read_predictions
+from ehrsequencing.prediction.predict import Request, predict
+from ehrsequencing.prediction.prediction_file import PredictionWriter, read_predictions
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
@@ -140,7 +140,7 @@ def test_a_horizon_without_an_answer_is_refused(
     runs: Callable[[str], Path], sim_data: Path, tmp_path: Path, name: str, days: float, says: str
 ) -> None:
     with pytest.raises(EhrseqError, match=says):
-        predict(runs(name), sim_data, tmp_path / "p.parquet", horizons_days=[days, 300.0])
+        predict(runs(name), sim_data, tmp_path / "p.parquet", Request(horizons_days=[days, 300.0]))
     assert not (tmp_path / "p.parquet").exists()
 
 
@@ -165,7 +165,8 @@ def test_a_code_that_is_a_formula_is_quoted_in_csv_and_read_back(tmp_path: Path)
     ones = np.zeros(3, dtype=np.int64)
     for suffix in (".csv", ".parquet"):
         file = tmp_path / f"p{suffix}"
-        with prediction_file(file, causes=names, horizons_days=[1.0], start_days=0.0, banded=False, now_us=0) as writer:
+        writer = PredictionWriter(names, [1.0], 0.0, 0)
+        with writer.opened(file, {}, overwrite=False):
             writer.write_rows([ones, ones], np.arange(3), 0 * ones, ones.astype(np.float32))
         assert read_predictions(file).causes == names
     assert [line.split(",")[2] for line in (tmp_path / "p.csv").read_text().splitlines()[1:]] == [

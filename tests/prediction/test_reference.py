@@ -17,7 +17,7 @@ from ehrsequencing.config import TaskConfig, load_study
 from ehrsequencing.core.files import read_json, sha256
 from ehrsequencing.core.outputs import MANIFEST, save_manifest
 from ehrsequencing.prediction import reference
-from ehrsequencing.prediction.predict import predict
+from ehrsequencing.prediction.predict import Request, predict
 from ehrsequencing.prediction.reference import check_reference, reference_risks
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.events import BIRTH
@@ -164,7 +164,7 @@ def test_an_edited_risk_warns(run: Path, sim_data: Path, tmp_path: Path) -> None
     (text,) = check_reference(Run(run))
     assert "up to 0.0025" in text
     said: list[str] = []
-    predict(run, sim_data, tmp_path / "risks.parquet", at="last", say=said.append)
+    predict(run, sim_data, tmp_path / "risks.parquet", Request(at="last", say=said.append))
     assert said[0].startswith("warning: ")
     assert text in said[0]
 

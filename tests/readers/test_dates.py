@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import assume, given, strategies as st
+from hypothesis import given, strategies as st
 
 from ehrsequencing.config import ImportConfig
 from ehrsequencing.core.errors import EhrseqError
@@ -150,16 +150,6 @@ def test_the_same_instants_from_csv_and_parquet(tmp_path: Path) -> None:
     assert {datetime(2010, 5, 5, 8), datetime(2010, 5, 6, 4, 30)} < times
 
 
-def test_offsets_in_one_row_leave_the_others_alone(tmp_path: Path) -> None:
-    """A named zone in a row must not move its neighbours."""
-    texts = ["2010-05-05 10:00:00 Europe/Berlin", "2010-05-05 11:00:00", "2010-05-05 12:00:00+00", "2010-05-05 13:00"]
-    rows = [{"person_id": 1, "condition_concept_id": 77, "condition_start_datetime": text} for text in texts]
-    tables: Tables = {"person": SMALL["person"], "condition_occurrence": rows}
-    import_omop(str(write_csv(tables, tmp_path / "csv")), tmp_path / "meds")
-    made = [r for p in (tmp_path / "meds" / "data").rglob("*.parquet") for r in pq.read_table(p).to_pylist()]
-    assert {r["time"].hour for r in made if r["code"] == "OMOP//77"} == {11, 12, 13}
-
-
 def gibleed(header: str, folder: Path) -> Path:
     source = write_csv({"person": SMALL["person"]}, folder)
     rows = "".join(f"{i},1,77,2010-05-{i + 10}\n" for i in range(9))
@@ -188,28 +178,6 @@ def test_a_date_column_that_cannot_be_found_is_refused_by_name(
     assert f"procedure_occurrence.csv: {what}" in result.output
     assert ("is an expression, and no column's name" in result.output) == (what != "has no")
     assert said in result.output
-
-
-@pytest.mark.parametrize("format", ["%d/%m/%Y", "%m/%d/%Y"])
-def test_unreadable_cells_of_a_column_are_counted(tmp_path: Path, format: str) -> None:
-    days = [(date(2010, 1, 1) + timedelta(days=3 * i)).strftime(format) for i in range(9)] + ["SECRET"]
-    rows = [{"person_id": 1, "condition_concept_id": i, "condition_start_date": day} for i, day in enumerate(days)]
-    tables: Tables = {"person": SMALL["person"], "condition_occurrence": rows}
-    result = ehrseq("import", "omop", write_csv(tables, tmp_path / "csv"), tmp_path / "meds")
-    assert result.exit_code == 0
-    assert "1 of 10 values in column condition_start_date" in result.stderr
-    assert "SECRET" not in result.output
-
-
-@given(st.data())
-def test_no_order_is_chosen_by_majority(data: st.DataObject) -> None:
-    """One row that only fits the other order refuses the column, however many rows fit the first."""
-    days = data.draw(st.lists(st.dates(date(2000, 1, 13), date(2020, 12, 31)), min_size=3))
-    days = [day for day in days if day.day > 12]
-    assume(len(days) > 1)
-    texts = [day.strftime("%d/%m/%Y") for day in days[1:]] + [days[0].strftime("%m/%d/%Y")]
-    with pytest.raises(EhrseqError, match="several ways"):
-        date_order(count_dates(pa.chunked_array([texts])), None, where="x")
 
 
 CODED = "condition_concept_id", "condition_start_date"

@@ -398,13 +398,6 @@ def test_two_people_of_one_id_are_counted(tmp_path: Path) -> None:
     ]
 
 
-def test_two_sexes_in_omop(tmp_path: Path) -> None:
-    twice = [*persons(2), {**persons(1)[0], "gender_concept_id": 8532}]
-    tables = {"person": twice, "visit_occurrence": [visit(1, 1), visit(2, 2)]}
-    report = import_omop(str(write_csv(tables, tmp_path / "x")), tmp_path / "meds")
-    assert any("1 ids have both sexes" in line for line in report.warnings())
-
-
 def test_synthea_stays_and_diagnoses(tmp_path: Path) -> None:
     folder = tmp_path / "x"
     folder.mkdir()

@@ -15,9 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ehrsequencing.config import ImportConfig
-from ehrsequencing.readers import stays
 from ehrsequencing.readers.flat_table import import_csv
-from ehrsequencing.readers.rows import Role
 from helpers.command_line import ehrseq, refused
 from helpers.meds import stored_subjects
 
@@ -245,15 +243,6 @@ def test_the_encounters_of_a_table_become_visits(tmp_path: Path) -> None:
     (tmp_path / "days").mkdir()
     days = prepared_visits(tmp_path / "meds", tmp_path / "days", "visits.by=day")  # what the user says comes first
     assert len(days) == 8
-
-
-def test_without_the_ids_of_encounters_visits_are_days(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mutant of the test above: it is how the map's `encounter` once had no effect."""
-    monkeypatch.setattr(stays, "VISITS", (Role.VISIT,))
-    assert "visit does not exist" in import_stays(tmp_path)
-    visits = prepared_visits(tmp_path / "meds", tmp_path, "visits.by=encounter", "visits.column=encounter_id")
-    assert ("2011-05-03T08:00", "2011-05-05T09:00") not in visits
-    assert len(visits) == 8
 
 
 def test_a_stay_with_start_and_end_holds_what_was_measured_between_them(tmp_path: Path) -> None:

@@ -98,14 +98,6 @@ def test_codes_have_descriptions_and_ancestors(small: Path) -> None:
     assert facts["Visit//IP//END"] == ("Inpatient Visit", ["Visit//IP"])
 
 
-def test_the_files_are_valid_meds(small: Path) -> None:
-    for path in (small / "data").rglob("*.parquet"):
-        meds.DataSchema.validate(pq.read_table(path))
-    meds.SubjectSplitSchema.validate(pq.read_table(small / "metadata" / "subject_splits.parquet"))
-    meds.DatasetMetadataSchema.validate(json.loads((small / "metadata" / "dataset.json").read_text()))
-    assert {p.name for p in small.iterdir()} == {"data", "metadata", "manifest.json"}
-
-
 def upper_case(folder: Path) -> Path:
     """The folder, each of its files by its name in upper case, as some databases export them."""
     for path in list(folder.iterdir()):

@@ -15,7 +15,7 @@ from ehrsequencing.records.labels import read_index_times
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from helpers.cohorts import a_task, moment, stored_cohort, study
-from helpers.meds import DAY_US, SPLITS, Row, record, stored_subjects, write_meds
+from helpers.meds import DAY_US, Row, record, stored_subjects, write_meds
 
 TEXTS = {
     1: "0 A, 1 IDX, 2 A, 3 IDX, 4.5 A, 5 OUT",
@@ -213,18 +213,3 @@ def test_splits_by_date_ask_for_the_first_index_that_counts(tmp_path: Path) -> N
     assert held_out == {1, 4}  # the index of day 1 is none
     held_out = {s for s, split in split_of(data, tmp_path / "c", config).items() if split == "held_out"}
     assert held_out == {4}  # without a task: where the record starts
-
-
-def test_splits_by_site_hold_out_whoever_was_there(tmp_path: Path) -> None:
-    rows = [row._replace(encounter="south" if row.subject % 3 else "north") for row in many(90)]
-    rows += [Row(subject, moment(0), "A", encounter="west") for subject in (1, 2)]
-    rows += [Row(4, moment(0), "A"), Row(5, None, "SEX//F", encounter="west")]
-    data = write_meds(tmp_path / "data", rows, shards=2, column="site")
-    config = study("splits.by=site", "splits.column=site", "splits.held_out_sites=[north, west]")
-    found = split_of(data, tmp_path / "out", config)
-    assert {s for s, split in found.items() if split == "held_out"} == {s for s in range(90) if s % 3 == 0} | {1, 2, 5}
-    assert set(found.values()) == set(SPLITS)
-    with pytest.raises(EhrseqError, match="no row has the site 'nort'"):
-        split_of(data, tmp_path / "x", study("splits.by=site", "splits.column=site", "splits.held_out_sites=nort"))
-    with pytest.raises(EhrseqError, match="has no column 'ward'"):
-        split_of(data, tmp_path / "x", study("splits.by=site", "splits.column=ward", "splits.held_out_sites=nort"))

@@ -16,7 +16,7 @@ from ehrsequencing.config import StudyConfig, TaskConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json, sha256
 from ehrsequencing.core.outputs import MANIFEST, RUN_NEEDS, save_manifest
-from ehrsequencing.prediction.predict import predict
+from ehrsequencing.prediction.predict import Request, predict
 from ehrsequencing.prediction.run import Run, add_to_run
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
@@ -70,8 +70,8 @@ def rare_codes(data: Path, vocabulary: tuple[str, ...]) -> set[str]:
 def test_it_is_the_same_model_and_names_no_rare_code(run: Path, shared: Path, sim_data: Path, tmp_path: Path) -> None:
     for name in ("model.safetensors", "vocabulary.json", "vocabulary.safetensors"):
         assert (shared / name).read_bytes() == (run / name).read_bytes()
-    predict(run, sim_data, tmp_path / "own.parquet", at="last")
-    predict(shared, sim_data, tmp_path / "shared.parquet", at="last")
+    predict(run, sim_data, tmp_path / "own.parquet", Request(at="last"))
+    predict(shared, sim_data, tmp_path / "shared.parquet", Request(at="last"))
     own, other = (pq.read_table(tmp_path / f"{name}.parquet")["risk"].to_numpy() for name in ("own", "shared"))
     assert len(own) > 100
     np.testing.assert_array_equal(own, other)

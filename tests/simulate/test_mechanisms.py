@@ -11,7 +11,7 @@ from ehrsequencing.simulate.codes import CodeTable
 from ehrsequencing.simulate.lives import NEVER_DAYS, Draws, Lives
 from ehrsequencing.simulate.process import MECHANISMS, Process
 from ehrsequencing.simulate.records import simulate_block
-from helpers.simulate import NO_EFFECTS, busy_world, courses_of
+from helpers.simulate import busy_world, courses_of
 
 
 def one_life(**state: float) -> Lives:
@@ -29,42 +29,6 @@ def one_life(**state: float) -> Lives:
     }
     assert set(state) <= set(standing)
     return Lives(**{name: np.array([state.get(name, value)], dtype=type(value)) for name, value in standing.items()})
-
-
-@pytest.mark.parametrize(
-    ("knob", "state", "ratio"),
-    [
-        ("age_effect", {"age_days": 70 * 365.25}, np.exp(0.7)),
-        ("age_effect", {"day": 5 * 365.25, "now": 5 * 365.25}, np.exp(0.35)),
-        ("age_effect", {"now": 5 * 365.25}, 1.0),  # age as of the last visit
-        ("sex_effect", {"male": 1}, np.exp(0.7)),
-        ("gap_effect", {"gap_days": 59}, np.exp(0.7)),
-        ("gap_effect", {"gap_days": 60}, 1.0),
-        ("lab_effect", {"lab": -2.0}, np.exp(-1.4)),
-        ("pair_effect", {"pairs": 1, "pair_score": 1}, np.exp(0.7) / np.cosh(0.7)),
-        ("pair_effect", {"pairs": 1, "pair_score": -1}, np.exp(-0.7) / np.cosh(0.7)),
-        # A matched pair, then a mismatched one: the older counts half.
-        ("pair_effect", {"pairs": 2, "pair_score": -0.5}, np.exp(-0.35) / np.cosh(0.7) / np.cosh(0.35)),
-        ("order_effect", {"order_code": 2}, 1.0),
-        ("order_effect", {"order_code": 2, "order_sign": 1}, np.exp(0.7) / np.cosh(0.7)),
-        ("order_effect", {"order_code": 2, "order_sign": -1}, np.exp(-0.7) / np.cosh(0.7)),
-        ("decay_effect", {"acute_day": 0}, np.exp(0.7)),
-        ("decay_effect", {"acute_day": 0, "now": 29}, np.exp(0.7)),
-        ("decay_effect", {"acute_day": 0, "now": 30}, np.exp(0.35)),
-        ("decay_effect", {"acute_day": -100}, np.exp(0.7 / 8)),
-        ("decay_effect", {"acute_day": -120}, 1.0),
-    ],
-)
-def test_a_mechanism_moves_the_outcome_by_its_knob_and_zero_switches_it_off(
-    knob: str, state: dict[str, float], ratio: float
-) -> None:
-    rates = {"outcome_per_year": 0.036525, "death_per_year": 0.0036525}
-    for effect, expected in ((0.7, ratio), (0.0, 1.0)):
-        config = busy_world(**{**NO_EFFECTS, **rates, knob: effect, "pair_memory": 0.5, "decay_half_life_days": 30})
-        process = Process(config)
-        plain, moved = process.hazards_per_day(one_life()), process.hazards_per_day(one_life(**state))
-        np.testing.assert_allclose(plain, [[1e-4], [1e-5]], rtol=1e-12)
-        np.testing.assert_allclose(moved / plain, [[expected], [1.0]], rtol=1e-12)
 
 
 def hazards_read_off(record: list[dict[str, Any]], p: datetime) -> tuple[list[float], dict[str, float]]:

@@ -66,19 +66,6 @@ def test_the_files_are_valid_meds(data: Path) -> None:
     assert {code for rows in rows_by_subject(data).values() for _, code, _ in rows} <= set(listed)
 
 
-def test_subjects_are_contiguous_sorted_and_without_repeats(data: Path) -> None:
-    for shard in shards(data):
-        ids = pq.read_table(shard)["subject_id"].to_numpy()
-        assert (np.diff(ids) >= 0).all()
-    for rows in rows_by_subject(data).values():
-        times = [time for time, _, _ in rows]
-        static = sum(time is None for time in times)
-        assert static == 1
-        assert times[0] is None
-        assert times[1:] == sorted(times[1:])
-        assert len({(time, code) for time, code, _ in rows}) == len(rows)
-
-
 def test_a_record_begins_with_birth_and_ends_with_death_or_the_end_of_follow_up(data: Path) -> None:
     for rows in rows_by_subject(data).values():
         codes = [code for _, code, _ in rows]

@@ -19,7 +19,7 @@ from ehrsequencing.simulate.lives import Evidence, Lives
 from ehrsequencing.simulate.process import Process
 from ehrsequencing.simulate.records import Courses, simulate_courses
 from ehrsequencing.simulate.truth import grid_days, true_curves
-from helpers.simulate import brute_prediction_times, busy_world
+from helpers.simulate import busy_world
 
 YEAR = 365.25
 NO_EFFECTS = dict.fromkeys(
@@ -185,15 +185,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("truth") / "all"
     simulate(out, subjects=300, seed=5, truth="all", config=busy_world(truth_futures=8))
     return out
-
-
-def test_truth_rows_are_exactly_the_prediction_times(data: Path) -> None:
-    truth = pq.read_table(data / "truth.parquet")
-    rows = list(zip(truth["subject_id"].to_pylist(), truth["prediction_time"].to_pylist(), strict=True))
-    assert list(dict.fromkeys(rows)) == brute_prediction_times(data)
-    assert len(rows) == 8 * len(set(rows))  # two causes, four horizons
-    assert truth["cause"].to_pylist() == (["outcome"] * 4 + ["death"] * 4) * len(set(rows))
-    assert truth["horizon_days"].to_pylist() == [90, YEAR, 2 * YEAR, 5 * YEAR] * 2 * len(set(rows))
 
 
 def test_hazards_integrate_to_the_risks(data: Path) -> None:

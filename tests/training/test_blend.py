@@ -158,6 +158,9 @@ def test_trees_and_cox_answer_alone(run: Path, prepared: Prepared, sim_data: Pat
     assert said.stdout.split()[-1] == "False"  # trees need no torch, whose import takes longer than their answer
     result = evaluate(out, settings=EvaluationConfig(explained_subjects=5, baselines="none", bootstrap=0))
     assert result["models"] == [OURS, "boosted visits", "landmark Cox"]
+    beside = evaluate(out, settings=EvaluationConfig(explained_subjects=0, bootstrap=0))
+    assert beside["strongest"] in ("boosted visits", "landmark Cox")
+    assert "trees and Cox" not in beside["models"]  # it would be compared with itself
     with pytest.raises(EhrseqError, match="has no network"):
         _ = alone.model
     with pytest.raises(EhrseqError, match="nothing starts from one"):

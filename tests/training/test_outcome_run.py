@@ -18,7 +18,8 @@ from ehrsequencing.evaluation.outcome_table import OutcomeRows, evaluate_outcome
 from ehrsequencing.evaluation.results import place_in_run
 from ehrsequencing.models.hazards import cumulative_incidence
 from ehrsequencing.models.outcomes import OutcomeHead
-from ehrsequencing.prediction.predict_outcomes import predict_outcomes
+from ehrsequencing.prediction.predict import Request
+from ehrsequencing.prediction.predict_some import predict_outcomes
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.prepare import prepare
@@ -103,7 +104,7 @@ def test_predictions_are_the_incidence_of_each_code_against_the_causes(
     """For one code: the formula of any two causes, at every prediction time before the code's first record."""
     run, out = Run(outcome_run), tmp_path / "risks.parquet"
     code = run.outcomes[1]
-    predict_outcomes(outcome_run, sim_data, out, outcomes=[code], horizons_days=[365.25])
+    predict_outcomes(outcome_run, sim_data, out, Request(horizons_days=[365.25]), outcomes=[code])
     table = pq.read_table(out)
     assert set(table["cause"].to_pylist()) == {code}
     times = table["prediction_time"].cast("int64").to_pylist()
@@ -135,8 +136,8 @@ def test_predictions_are_the_incidence_of_each_code_against_the_causes(
 
 def test_top_outcomes_are_the_highest_of_all(sim_data: Path, outcome_run: Path, tmp_path: Path) -> None:
     every, top = tmp_path / "all.parquet", tmp_path / "top.parquet"
-    predict_outcomes(outcome_run, sim_data, every, outcomes=["*"], at="last", horizons_days=[365.25])
-    predict_outcomes(outcome_run, sim_data, top, top=3, at="last", horizons_days=[365.25])
+    predict_outcomes(outcome_run, sim_data, every, Request(at="last", horizons_days=[365.25]), outcomes=["*"])
+    predict_outcomes(outcome_run, sim_data, top, Request(at="last", horizons_days=[365.25]), top=3)
     risks: dict[int, list[float]] = {}
     for subject, risk in zip(*(pq.read_table(every)[name].to_pylist() for name in ("subject_id", "risk")), strict=True):
         risks.setdefault(subject, []).append(risk)
@@ -151,9 +152,9 @@ def test_an_unknown_outcome_is_refused_with_those_that_come_close(
 ) -> None:
     code = Run(outcome_run).outcomes[0]
     with pytest.raises(EhrseqError, match="outcomes that come close"):
-        predict_outcomes(outcome_run, sim_data, tmp_path / "x.parquet", outcomes=[code + "x"])
+        predict_outcomes(outcome_run, sim_data, tmp_path / "x.parquet", Request(), outcomes=[code + "x"])
     with pytest.raises(EhrseqError, match="predicts no outcomes"):
-        predict_outcomes(sim_run, sim_data, tmp_path / "x.parquet", top=3)
+        predict_outcomes(sim_run, sim_data, tmp_path / "x.parquet", Request(), top=3)
 
 
 def test_the_page_and_the_audit(outcome_run: Path) -> None:

@@ -165,7 +165,6 @@ class EHRSurvival(Hinted, Answering, BaseEstimator):  # type: ignore[misc]
             self.run_, (self.unique_times_ if days is None else days).tolist()
         )
         with opened(self.run_, X, show=False) as records:
-            records.require_known(force=False)
             parts = [risks.risk for risks in predictor.answers(records, Moment("last"))]
         return np.concatenate(parts).astype(np.float64)
 

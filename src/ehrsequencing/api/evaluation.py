@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from ehrsequencing.api import plots, predictions as curves
+from ehrsequencing.api import paper, predictions as curves
 from ehrsequencing.api.data import meds_folder, times
 from ehrsequencing.api.long_table import known_day, long_table, main_c, rows_at
 from ehrsequencing.api.paper import PaperTable, accuracy_table, warn_of_few
@@ -275,7 +275,7 @@ class EvaluationResult(Hinted, Answering):
             "decision_curve": self.plot_decision_curve(),
             "incidence": self.plot_incidence(),
         }
-        return plots.save(drawn, Path(folder))
+        return paper.save(drawn, Path(folder))
 
     def plot_calibration(
         self,
@@ -283,8 +283,8 @@ class EvaluationResult(Hinted, Answering):
         *,
         cause: str | None = None,
         landmark: str | float | None = None,
-        ax: "plots.Axes | None" = None,
-    ) -> "plots.Axes":
+        ax: "paper.Axes | None" = None,
+    ) -> "paper.Axes":
         """Observed against predicted risk by a horizon, with the strongest baseline in grey; returns the axes.
 
         Args:
@@ -299,7 +299,7 @@ class EvaluationResult(Hinted, Answering):
         """
         place, title = self._place(horizon, cause, landmark)
         rows = rows_at(self.result["smooth_calibration"], **place)
-        return plots.calibration(rows, title=title, ax=ax)
+        return paper.calibration(rows, title=title, ax=ax)
 
     def plot_decision_curve(
         self,
@@ -307,8 +307,8 @@ class EvaluationResult(Hinted, Answering):
         *,
         cause: str | None = None,
         landmark: str | float | None = None,
-        ax: "plots.Axes | None" = None,
-    ) -> "plots.Axes":
+        ax: "paper.Axes | None" = None,
+    ) -> "paper.Axes":
         """Net benefit over the threshold from which one would act; as `plot_calibration`, and returns the axes.
 
         Example:
@@ -317,15 +317,15 @@ class EvaluationResult(Hinted, Answering):
         """
         place, title = self._place(horizon, cause, landmark)
         rows = rows_at(self.result["decision"], **place)
-        return plots.decision(rows, title=title, ax=ax)
+        return paper.decision(rows, title=title, ax=ax)
 
     def plot_incidence(
         self,
         *,
         cause: str | None = None,
         landmark: str | float | None = None,
-        ax: "plots.Axes | None" = None,
-    ) -> "plots.Axes":
+        ax: "paper.Axes | None" = None,
+    ) -> "paper.Axes":
         """Observed and predicted cumulative incidence by groups of risk, with numbers at risk: the report's figure.
 
         The curves go up to the main horizon. There are at most four groups of equal size, and fewer where a group
@@ -342,11 +342,11 @@ class EvaluationResult(Hinted, Answering):
             'cumulative incidence'
         """
         place, title = self._place(None, cause, landmark)
-        return plots.incidence(self._incidence(place)[0], title=title, ax=ax)
+        return paper.incidence(self._incidence(place)[0], title=title, ax=ax)
 
     def plot_stacked_incidence(
-        self, *, landmark: str | float | None = None, ax: "plots.Axes | None" = None
-    ) -> "plots.Axes":
+        self, *, landmark: str | float | None = None, ax: "paper.Axes | None" = None
+    ) -> "paper.Axes":
         """Cumulative incidence of all causes, one upon the other, up to the main horizon; the predicted ones dashed.
 
         Of real people, a cause that fewer than 11 of them had is left out.
@@ -366,7 +366,7 @@ class EvaluationResult(Hinted, Answering):
             for row in self._incidence(self._place(None, cause, landmark)[0])
         ]
         title = self._place(None, None, landmark)[1].removeprefix(f"{rows[0]['cause']} ")
-        return plots.stacked_incidence(rows, title=f"all causes {title}", ax=ax)
+        return paper.stacked_incidence(rows, title=f"all causes {title}", ax=ax)
 
     def _incidence(self, place: Mapping[str, Any]) -> list[IncidenceRow[int | str]]:
         """The row of `incidence` at a place."""

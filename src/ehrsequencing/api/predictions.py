@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import ArrayLike
 
-from ehrsequencing.api import plots
+from ehrsequencing.api import paper
 from ehrsequencing.api.data import data_config, events_table, meds_folder, times
 from ehrsequencing.api.progress import bar
 from ehrsequencing.config import DataConfig, format_days
@@ -30,9 +30,10 @@ from ehrsequencing.prediction.journal import Journal
 from ehrsequencing.prediction.predict import (
     Moment,
     NewRecords,
+    Request,
     RiskPredictor,
 )
-from ehrsequencing.prediction.predict_labels import predict_labels
+from ehrsequencing.prediction.predict_some import predict_labels
 from ehrsequencing.prediction.prediction_file import Risks, columns_of_moment
 from ehrsequencing.prediction.run import Run, horizons_of, start_days_of
 from ehrsequencing.predictors.network import code_attention, states_of_rows
@@ -105,8 +106,8 @@ def draw_subject(
     records: NewRecords,
     subject: int,
     horizons: Sequence[float] | None,
-    ax: "plots.Axes | None",
-) -> "plots.Axes":
+    ax: "paper.Axes | None",
+) -> "paper.Axes":
     """See `TrainedRun.plot_risk`.
 
     Raises:
@@ -131,7 +132,7 @@ def draw_subject(
         if (own_us > since_us).any():
             events[cause] = int(own_us[own_us > since_us].min())
     visit_us, causes = lines.timelines.start_us, run.task.causes[: now.risk.shape[1]]
-    return plots.subject_risk(
+    return paper.subject_risk(
         now, curves, days, causes=causes, visit_us=visit_us, events=events, ax=ax
     )
 
@@ -320,10 +321,12 @@ def export(
             folder,
             Path(data),
             Path(out),
+            Request(
+                horizons_days=None if horizon is None else [day_of(horizon)],
+                overwrite=overwrite,
+                progress=tick,
+                say=say,
+            ),
             labels=Path(labels),
             cause=cause,
-            horizons_days=None if horizon is None else [day_of(horizon)],
-            overwrite=overwrite,
-            progress=tick,
-            say=say,
         )

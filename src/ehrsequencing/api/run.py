@@ -8,10 +8,9 @@ from typing import Any
 
 import pandas as pd
 
-from ehrsequencing.api import plots
-from ehrsequencing.api.cox import cox_of_run
+from ehrsequencing.api import paper
+from ehrsequencing.api.cox import cox_of_run, plot_effect_of_run
 from ehrsequencing.api.data import PreparedData, data_config, meds_folder
-from ehrsequencing.api.effect import plot_effect_of_run
 from ehrsequencing.api.evaluation import EvaluationResult
 from ehrsequencing.api.long_table import main_c
 from ehrsequencing.api.predictions import (
@@ -40,7 +39,7 @@ from ehrsequencing.explain import Question
 from ehrsequencing.explain.deletions import OF_PART
 from ehrsequencing.explain.tables import explained
 from ehrsequencing.explorer import ExplorerSettings, collect, write_page
-from ehrsequencing.explorer.collect import Explorer
+from ehrsequencing.explorer.codes import Explorer
 from ehrsequencing.prediction.journal import Journal
 from ehrsequencing.prediction.predict import NewRecords, RiskPredictor
 from ehrsequencing.prediction.run import Run, saved_audit
@@ -239,8 +238,8 @@ class TrainedRun(Hinted, Answering, Run):
         subject: int,
         horizons: Sequence[str | float] | str | None = None,
         facts: dict[str, Any] | None = None,
-        ax: "plots.Axes | None" = None,
-    ) -> "plots.Axes":
+        ax: "paper.Axes | None" = None,
+    ) -> "paper.Axes":
         """One subject's visits, its risk over time, and its risk curves from the last prediction time on.
 
         Left of the line "today" each step is the risk of the first cause by the last horizon, as predicted then.

@@ -25,8 +25,7 @@ from ehrsequencing.cli.evaluate import audit, compare, evaluate, main_results, s
 from ehrsequencing.cli.importing import import_app
 from ehrsequencing.cli.options import places, read_study
 from ehrsequencing.cli.predict import drift, explain, explore, monitor, predict
-from ehrsequencing.cli.serve import export, serve
-from ehrsequencing.cli.train import pretrain, train, update
+from ehrsequencing.cli.train import export, pretrain, serve, train, update
 from ehrsequencing.core.errors import EhrseqError, refuse_idle
 from ehrsequencing.core.version import __version__
 

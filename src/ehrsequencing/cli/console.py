@@ -327,6 +327,8 @@ def with_conventions(
         with output, errors(debug), logged(log), errors(debug):
             if command != "train":
                 _refuse_torchrun(command)
+            for name, option in (options or {}).items():
+                option.check(given[name], "--" + name.replace("_", "-"))
             function(**given)
 
     if options is None:

@@ -34,18 +34,16 @@ def predict(
     **given: Any,
 ) -> None:
     """Write risk curves for any MEDS data, and beside them a page and a JSON for their owner."""
-    from ehrsequencing.prediction.prediction_file import refuse_early
-
-    is_over, at, since = given["overwrite"], given["at"], given["since"]
-    refuse_early(out, data, at, since, overwrite=is_over)  # before a model is loaded
-    opened, study = open_run(run, "predict", overrides, config)
     from ehrsequencing.core.text import days_of
     from ehrsequencing.prediction.journal import Journal
-    from ehrsequencing.prediction.predict_outcomes import predict_outcomes
+    from ehrsequencing.prediction.predict import Request
+    from ehrsequencing.prediction.predict_some import predict_outcomes
     from ehrsequencing.reporting.risk_list import write_list
 
+    Request(**given).refuse_early(out, data)  # before a model is loaded
+    opened, study = open_run(run, "predict", overrides, config)
     days = None if horizons is None else days_of(horizons.split(","), where="--horizons")
-    given |= {"horizons_days": days, "facts": study.data, "say": remark}
+    given |= {"horizons_days": days, "facts": study.data, "limits": study.drift, "say": remark}
     if outcome or top is not None:
         refuse_idle(
             {"--strict": strict, "--threshold": threshold},
@@ -53,19 +51,20 @@ def predict(
             where="ehrseq predict",
         )
         with bar("predicting") as tick:
-            count = predict_outcomes(
-                run, data, out, outcomes=outcome or (), top=top, progress=tick, **given
-            )
+            asked = Request(progress=tick, **given)
+            count = predict_outcomes(run, data, out, asked, outcomes=outcome or (), top=top)
         say(f"risks at {count:,} prediction times")
         # score knows a task's own causes alone
         then = ["evaluate", run]
         finish(wrote={"predictions": out}, then=then, result={"prediction_times": count})
         return
     refuse_idle({"--key": key}, "without --journal", where="ehrseq predict", when=journal is None)
-    given |= {"limits": study.drift, "threshold": threshold, "strict": strict}
-    given["journal"] = journal and Journal(journal, key)
+    kept = None if journal is None else Journal(journal, key)
     with bar("predicting") as tick:
-        found, unlike, wrote = write_list(opened, data, out, progress=tick, **given)
+        asked = Request(progress=tick, journal=kept, **given)
+        found, unlike, wrote = write_list(
+            opened, data, out, asked, threshold=threshold, strict=strict
+        )
     times = sum(found["prediction_times"].values())
     say(f"risks at {times:,} prediction times")
     result = {"prediction_times": times} | {name: found[name] for name in ("above", "drift")}

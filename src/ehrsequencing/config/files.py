@@ -94,7 +94,9 @@ def load_study(
         EhrseqError: A setting is unknown, or its value is not allowed.
     """
     where = str(path) if path is not None else "settings"
-    data = without_former(_without_places(read_yaml(path))) if path is not None else {}
+    data = without_former(read_yaml(path)) if path is not None else {}
+    # `data` with a text names a folder, and with a mapping it is a section
+    data = {k: v for k, v in data.items() if not (k in PLACES and isinstance(v, str))}
     data = _overridden(data, overrides)
     given = data.get("evaluation") or {}
     if evaluation is not None and isinstance(given, dict):
@@ -109,15 +111,6 @@ PLACES = (
     "data",
     "out",
 )  # of a study file, beside its settings: the folder of the records, and the output
-
-
-def _without_places(data: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a study file. `data` with a text names a folder, and with a mapping it is a section."""
-    return {
-        name: value
-        for name, value in data.items()
-        if not (name in PLACES and isinstance(value, str))
-    }
 
 
 # Settings that have left since 2.0, which runs, prepared sets and study files of 2.0 name, with the value that asks for

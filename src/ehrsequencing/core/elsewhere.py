@@ -145,15 +145,14 @@ def answering(function: Called, name: str = "") -> Called:
             one = signature.parameters[argument]
             is_one = one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
             if is_one and not fits(value, one.annotation):
+                written = re.sub(r"\b(\w+\.)+", "", inspect.formatannotation(one.annotation))
                 raise EhrseqError(
-                    f"{argument} must be {_written(one.annotation)}, not {type(value).__name__}",
+                    f"{argument} must be {written}, not {type(value).__name__}",
                     where=named_as,
                     fix="see its documentation",
                 )
-            option = options.get(argument)
-            if option is not None and (fault := option.fault_of(value)):
-                fix = f"use {' or '.join(option.choices)}" if option.choices else "use more"
-                raise EhrseqError(fault, where=f"{named_as}, {argument}", fix=fix)
+            if argument in options:
+                options[argument].check(value, f"{named_as}, {argument}")
         return function(*given, **named)
 
     return cast(Called, call)
@@ -185,11 +184,6 @@ def fits(value: Any, hint: Any) -> bool:
     if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):  # NumPy's too
         return bool in kinds
     return (value is None and NoneType in kinds) or not kinds <= {bool, NoneType}
-
-
-def _written(hint: Any) -> str:
-    """A type as a message says it, without the modules."""
-    return re.sub(r"\b(\w+\.)+", "", inspect.formatannotation(hint))
 
 
 def _wrong_call(

@@ -2,12 +2,14 @@
 
 `ehrseq evaluate --split tuning` and `eh.evaluate(run, split="tuning")` are one argument. A command of the command line
 is made of its table (`cli/console.py`), and a public function that is called holds its arguments against the same table
-(`core/elsewhere.py`). Nothing is imported here, so that `ehrseq --help` stays fast.
+(`core/elsewhere.py`). Nothing heavy is imported here, so that `ehrseq --help` stays fast.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from ehrsequencing.core.errors import EhrseqError
 
 
 @dataclass(frozen=True)
@@ -38,16 +40,18 @@ class Option:
     is_word: bool = False
     is_rare: bool = False
 
-    def fault_of(self, value: Any) -> str:
-        """Why a value is none of this option; empty where it is one."""
-        if value is None:
-            return ""
-        if self.choices and value not in self.choices:
-            return f"{value!r} is not a choice"
+    def check(self, value: Any, where: str) -> None:
+        """Refuse a value that is none of this option; None is left out.
+
+        Raises:
+            EhrseqError: It is no choice, or too small.
+        """
+        if value is not None and self.choices and value not in self.choices:
+            fix = f"use {', '.join(self.choices[:-1])} or {self.choices[-1]}"
+            raise EhrseqError(f"{value!r} is not a choice", where=where, fix=fix)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if is_number and self.least is not None and value < self.least:
-            return f"{value} is less than {self.least:g}"
-        return ""
+            raise EhrseqError(f"is {value}", where=where, fix=f"use {self.least:g} or more")
 
 
 SPLITS = ("train", "tuning", "held_out")

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -55,16 +55,6 @@ _HASHING = 4  # files that are hashed at once
 _DIGEST = "digest"  # entry of a manifest: the hash of all others
 _LOOKED_AT = 4096  # bytes at the beginning of a file that may hold the mark of its kind
 KIND_NOTE = b"ehrsequencing.kind"  # entry of a Parquet file's metadata: the kind's name
-_OLDER_PREDICTIONS = (
-    b'"subject_id","prediction_time","cause","horizon_days","risk","start_days"'  # columns in 1.x
-)
-
-
-class KindFacts(TypedDict):
-    """The entries of a manifest that name its kind."""
-
-    kind: str
-    format: int
 
 
 @dataclass(frozen=True)
@@ -82,7 +72,7 @@ class Kind:
     marks: tuple[bytes, ...] = ()
 
     @property
-    def facts(self) -> KindFacts:
+    def facts(self) -> dict[str, Any]:
         """The entries of a manifest that name the kind."""
         return {"kind": self.name, "format": FORMAT}
 
@@ -167,18 +157,14 @@ def refuse_existing(out: Path, kind: Kind, *, overwrite: bool = False) -> None:
 
 def _why_foreign_file(path: Path, kind: Kind) -> str | None:
     """Parquet names its kind in its metadata, and another file has a mark at its beginning."""
-    says = head = b""
+    says = b""
     with suppress(OSError, pa.ArrowException):
         if path.suffix == ".parquet":
-            schema = pq.read_schema(path)
-            head = ",".join(f'"{name}"' for name in schema.names).encode()
-            says = (schema.metadata or {}).get(KIND_NOTE, b"")
+            says = (pq.read_schema(path).metadata or {}).get(KIND_NOTE, b"")
         else:
-            says = head = pa.input_stream(path).read(_LOOKED_AT)
+            says = pa.input_stream(path).read(_LOOKED_AT)
     if says == kind.name.encode() or any(mark in says for mark in kind.marks):
         return None
-    if kind is PREDICTIONS and head.startswith(_OLDER_PREDICTIONS):
-        return of_another_version("1.x", path).what
     return f"is not {kind.what} that ehrseq wrote"
 
 

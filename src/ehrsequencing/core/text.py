@@ -12,8 +12,7 @@ import yaml
 
 from ehrsequencing.core.errors import EhrseqError, quoted
 
-LONGEST_YAML = 1_000_000  # characters: it takes some seconds to read as many
-_SHORT_YAML = 50_000  # longer than any task; PyYAML reads as many in half a second
+LONGEST_YAML = 1_000_000  # characters: it takes ten seconds to read as many
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
 # what PyYAML raises for bad tags
 _INVALID = (
@@ -112,14 +111,6 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 class _Strict(yaml.SafeLoader):
     """Safe YAML with text dates, distinct keys of text and no alias. `12:30` and `010` are text, no numbers."""
 
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        # libyaml is four times as fast. It is a little more lenient, and names other lines: it reads long files alone.
-        is_long = len(text) > _SHORT_YAML and not _SURROGATE.search(text)
-        if is_long and yaml.__with_libyaml__:
-            fast = yaml.CSafeLoader(text)
-            vars(self).update({name: getattr(fast, name) for name in _EVENTS})
-
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         """One node; refused where it stands for another one."""
         if self.check_event(yaml.AliasEvent):
@@ -140,7 +131,6 @@ class _Strict(yaml.SafeLoader):
         return node
 
 
-_EVENTS = ("check_event", "peek_event", "get_event")
 _AS_WRITTEN = {  # kinds of plain keys that become text: the code 250.00 is not 250.0, nor No false
     f"tag:yaml.org,2002:{kind}": "tag:yaml.org,2002:str"
     for kind in ("int", "float", "bool", "null")

@@ -35,7 +35,7 @@ from ehrsequencing.predictors.recalibration import (
     fit_update,
     largest_allowed,
 )
-from ehrsequencing.records.account import PeopleRisks, Reference, Rounded
+from ehrsequencing.records.account import PeopleCounts, Reference, Rounded
 from ehrsequencing.records.people import (
     PEOPLE,
     measures_to_keep,
@@ -91,7 +91,7 @@ def update(
     _write(opened, out, external, chosen, facts, overwrite=overwrite)
 
 
-def _reference(run: Run, external: External) -> dict[str, Reference | PeopleRisks[Rounded]]:
+def _reference(run: Run, external: External) -> dict[str, Reference | PeopleCounts[Rounded]]:
     """The content of `reference.json` and `people.json`, of the run and the people that it was updated for."""
     records, made_up = external.population.records, draw_reference(run.vocabulary)
     end_us, counts = external.population.dataset_end_us, external.people.to_keep()

@@ -10,6 +10,7 @@ from ehrsequencing.config import EvaluationConfig, StudyConfig, TaskConfig
 from ehrsequencing.core.arrays import Floats
 from ehrsequencing.evaluation.comparison import NETWORK, OURS
 from ehrsequencing.prediction.run import Run
+from ehrsequencing.predictors.blend import STACKED
 from ehrsequencing.predictors.boosted import BoostedVisits
 from ehrsequencing.predictors.cox import LandmarkCox
 from ehrsequencing.predictors.fit import Fitted, fit_baselines, landmark_nll
@@ -103,12 +104,15 @@ def fit_rivals(
         trials=trials or 1,
         recalibration=evaluated.study.training.recalibration,
     )
-    return fit_baselines(
+    fitted = fit_baselines(
         settings.baselines,
         data,
         known=known_baselines(evaluated.run, seed=settings.seed, trials=trials),
         progress=lambda name: progress(f"baseline: {name}"),
     )
+    if evaluated.run is not None and not evaluated.study.training.network:
+        return [one for one in fitted if one.model.name != STACKED]  # ours under another name
+    return fitted
 
 
 def declared(

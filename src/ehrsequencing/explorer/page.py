@@ -5,8 +5,6 @@ is escaped, or as packed numbers; the script puts it into the page as text, neve
 """
 
 import base64
-import hashlib
-import json
 import math
 import re
 import zlib
@@ -15,7 +13,6 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from numpy.typing import NDArray
 
@@ -24,10 +21,10 @@ from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.core.outputs import EXPLORER, output_file
 from ehrsequencing.core.version import __version__
 from ehrsequencing.evaluation.context import question
-from ehrsequencing.explorer.collect import Explorer
+from ehrsequencing.explorer.codes import Explorer
 from ehrsequencing.explorer.patients import NOT_KNOWN, OLDEST, landmark_rows
 from ehrsequencing.prediction.run import saved_audit
-from ehrsequencing.reporting.wording import duration
+from ehrsequencing.reporting.wording import duration, environment, hashed, json_text
 
 TOP = 65_535
 _NAMES = {"uint8": "u1", "uint16": "u2", "uint32": "u4", "float32": "f4"}
@@ -102,72 +99,6 @@ def pack(
     return {"size": len(whole), "arrays": listed}, text
 
 
-KEYS = (
-    (("←", "→"), "prediction before, prediction after"),
-    (("↑", "↓"), "code above, code below; in the list of patients, patient above and below"),
-    (("x",), "strike the code or visit, or take it back"),
-    (("u",), "undo"),
-    (("j", "k"), "next patient, patient before"),
-    (("/",), "search a patient, or a code"),
-    (("?",), "this help"),
-)
-TERMS = (
-    (
-        "Risk",
-        "The predicted probability of the event within the chosen time, given what was recorded until the "
-        "prediction time. Competing events are taken into account.",
-    ),
-    (
-        "Change",
-        "In points of risk, since the prediction before. A triangle up is a higher risk, a triangle down a "
-        "lower one.",
-    ),
-    (
-        "Surprise",
-        "One minus the predicted probability of what then happened. It is unknown where follow-up ended "
-        "before.",
-    ),
-    (
-        "Predicted and observed",
-        "The observed risk is the cumulative incidence (Aalen–Johansen), which takes the end "
-        "of follow-up and competing events into account.",
-    ),
-    (
-        "Strike",
-        "The rows of a code or a visit are left out, and the model is asked again. Visits stay at their "
-        "times. The answer is an association in the model.",
-    ),
-)
-
-
-def audit_words(folder: Path) -> str:
-    """What the audit of a run says about the future of a record."""
-    audit = saved_audit(folder)
-    if audit is None:
-        return (
-            "Whether the model can see the future has not been tested. Whoever made this page tests it "
-            "with ehrseq audit."
-        )
-    if audit["leaks"]:
-        return f"The audit of this run found {audit['leaks']} leaks of the future: see its report."
-    return "The audit of this run changed later visits, and no prediction moved (audit.json)."
-
-
-def note(explorer: Explorer) -> str:
-    """What the page hides, and what it does not."""
-    fewest, shown, in_all = (
-        explorer.settings.fewest,
-        len(explorer.gathered.patients),
-        explorer.gathered.in_all,
-    )
-    some = f"{shown:,} of {in_all:,}, drawn at random" if shown < in_all else f"{shown:,}"
-    hidden = f" Codes of fewer than {fewest} patients are shown as one." if fewest > 1 else ""
-    return (
-        f"Patients: {some}. This file holds records of individual people under pseudonyms, in days since the first "
-        f"visit.{hidden} Treat it as patient data."
-    )
-
-
 # the parts of one ES module, in this order
 MODULE = (
     "data.js",
@@ -196,43 +127,26 @@ def page(explorer: Explorer) -> str:
     """The page of an explorer as a string of HTML, which asks nobody."""
     blocks = _blocks(explorer)
     about = _about(explorer) | {"blocks": {name: listed for name, (listed, _) in blocks.items()}}
-    templates = _environment()
+    templates = environment("explorer")
     script = "\n".join(_source(name) for name in MODULE)
     style = templates.get_template("explorer.css.jinja").render()
     return templates.get_template("explorer.html.jinja").render(
         about=about,
-        about_json=Markup(
-            json.dumps(about, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
-        ),
+        about_json=json_text(about),
+        audit=saved_audit(explorer.run.folder),
         blocks=[(name, Markup(text)) for name, (_, text) in blocks.items()],
-        keys=KEYS,
-        policy=f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; "
+        in_all=explorer.gathered.in_all,
+        policy=f"default-src 'none'; script-src {hashed(script)}; style-src {hashed(style)}; img-src data:; "
         "base-uri 'none'; form-action 'none'",
         script=Markup(script),
         style=Markup(style),
-        terms=TERMS,
-    )
-
-
-@cache
-def _environment() -> Environment:
-    own, report = PackageLoader("ehrsequencing.explorer"), PackageLoader("ehrsequencing.reporting")
-    return Environment(
-        loader=ChoiceLoader([own, report]),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        version=__version__,
     )
 
 
 @cache
 def _source(name: str) -> str:
     return (Path(__file__).parent / "templates" / name).read_text(encoding="utf-8")
-
-
-def _hash(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def _clean(text: str) -> str:
@@ -277,9 +191,6 @@ def _about(explorer: Explorer) -> dict[str, object]:
         "oldest": OLDEST,
         "not_known": NOT_KNOWN,
         "edits": None if explorer.removals is None else "latest" if explorer.latest_only else "all",
-        "audit": audit_words(run.folder),
-        "note": note(explorer),
-        "made": f"Made by ehrsequencing {__version__}. The page loads nothing and sends nothing.",
     }
 
 

@@ -6,7 +6,7 @@ where the data ends, after which there is no answer.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -16,10 +16,11 @@ import numpy as np
 from ehrsequencing.config import DataConfig, DriftConfig
 from ehrsequencing.core.arrays import Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import digest
+from ehrsequencing.core.files import digest, refuse_overlap
+from ehrsequencing.core.outputs import PREDICTIONS, refuse_existing
 from ehrsequencing.prediction.drift import MUCH_UNKNOWN, Drift, Sampled, compare
 from ehrsequencing.prediction.journal import Journal
-from ehrsequencing.prediction.prediction_file import Risks, prediction_file, refuse_early
+from ehrsequencing.prediction.prediction_file import PredictionWriter, Risks, require_suffix
 from ehrsequencing.prediction.reference import check_reference
 from ehrsequencing.prediction.run import Run, horizons_of, start_days_of
 from ehrsequencing.predictors.predictor import Predictor, member_band
@@ -27,7 +28,7 @@ from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.cohort import Cohort, CohortBuilder, CohortRows
 from ehrsequencing.records.encoding import Moment as Moment, encode_rows, encode_timelines
 from ehrsequencing.records.events import DAY_US, NEVER, Events
-from ehrsequencing.records.meds import MedsReader
+from ehrsequencing.records.meds import MedsReader, find_shards
 from ehrsequencing.records.people import People
 from ehrsequencing.records.survey import Part, Progress, Steps, survey
 from ehrsequencing.records.timelines import TaskRecords
@@ -211,30 +212,11 @@ class NewRecords:
         )
 
 
-def predict(
-    run_folder: Path,
-    data: Path,
-    out: Path,
-    *,
-    at: str = "all",
-    since: str | None = None,
-    horizons_days: Sequence[float] | None = None,
-    facts: DataConfig | None = None,
-    limits: DriftConfig | None = None,
-    force: bool = False,
-    overwrite: bool = False,
-    journal: Journal | None = None,
-    progress: Progress | None = None,
-    say: Callable[[str], None] = lambda _: None,
-    each: Callable[[Risks], None] = lambda _: None,
-    before_end: Callable[[NewRecords], None] = lambda _: None,
-) -> int:
-    """Write the risks for any MEDS data, seen or not: those that `evaluate` evaluates.
+@dataclass(frozen=True)
+class Request:
+    """What is asked of a run about new records, and how.
 
-    Args:
-        run_folder: A trained run.
-        data: A MEDS data set.
-        out: The file to write: `.parquet`, `.csv` or `.csv.gz`.
+    Attributes:
         at: `all` prediction times, each subject's `last`, at each subject's newest `index` or at `every-index`, or a
             date ("as of that day").
         since: Only people whose index is so recent, as in 14d or 2026-03-01 (`Moment`).
@@ -246,6 +228,52 @@ def predict(
         journal: Where the predictions are kept too.
         progress: Called with (shards done, shards to do).
         say: Called with what a reader of the risks should know.
+    """
+
+    at: str = "all"
+    since: str | None = None
+    horizons_days: Sequence[float] | None = None
+    facts: DataConfig | None = None
+    limits: DriftConfig = field(default_factory=DriftConfig)
+    force: bool = False
+    overwrite: bool = False
+    journal: Journal | None = None
+    progress: Progress | None = None
+    say: Callable[[str], None] = lambda _: None
+
+    def refuse_early(self, out: Path, data: Path) -> Moment:
+        """Refuse what is wrong before a model is loaded.
+
+        Raises:
+            EhrseqError: The output may not be written, the data is no data set, or `at` is no moment.
+        """
+        refuse_existing(out, PREDICTIONS, overwrite=self.overwrite)
+        require_suffix(out)
+        find_shards(data)
+        refuse_overlap(out, data)
+        return Moment(self.at, self.since)
+
+    def records(self, run: Run, data: Path) -> NewRecords:
+        """The records that it is about."""
+        return NewRecords(run, data, self.facts, self.progress, limits=self.limits)
+
+
+def predict(
+    run_folder: Path,
+    data: Path,
+    out: Path,
+    request: Request | None = None,
+    *,
+    each: Callable[[Risks], None] = lambda _: None,
+    before_end: Callable[[NewRecords], None] = lambda _: None,
+) -> int:
+    """Write the risks for any MEDS data, seen or not: those that `evaluate` evaluates.
+
+    Args:
+        run_folder: A trained run.
+        data: A MEDS data set.
+        out: The file to write: `.parquet`, `.csv` or `.csv.gz`.
+        request: At which moments, by which horizons.
         each: Called with the risks of each shard.
         before_end: Called when all risks are written; where it raises an error, there will be no file.
 
@@ -255,27 +283,24 @@ def predict(
     Raises:
         EhrseqError: Run or data cannot be used, or nobody has a prediction time.
     """
-    moment = refuse_early(out, data, at, since, overwrite=overwrite)
-    run = Run(run_folder)
-    predictor = RiskPredictor(run, horizons_days)
-    records = NewRecords(run, data, facts, progress, limits=limits or DriftConfig())
-    with ExitStack() as stack:
-        file = stack.enter_context(
-            prediction_file(
-                out,
-                causes=predictor.causes,
-                horizons_days=predictor.horizons_days,
-                start_days=predictor.start_days,
-                banded=predictor.of_run is not None and len(predictor.of_run.members) > 0,
-                now_us=records.now_us(moment),
-                made_by=records.made_by,
-                overwrite=overwrite,
-            )
-        )
+    request = request or Request()
+    moment, run = request.refuse_early(out, data), Run(run_folder)
+    predictor = RiskPredictor(run, request.horizons_days)
+    records = request.records(run, data)
+    file = PredictionWriter(
+        predictor.causes,
+        predictor.horizons_days,
+        predictor.start_days,
+        records.now_us(moment),
+        is_banded=predictor.of_run is not None and len(predictor.of_run.members) > 0,
+    )
+    count = 0
+    with (
+        file.opened(out, records.made_by, overwrite=request.overwrite),
         # the journal's file appears before the list
-        keep = stack.enter_context(predictor.journalling(journal, records))
-        count = 0
-        for risks in predictor.answers(records, moment, force=force, say=say):
+        predictor.journalling(request.journal, records) as keep,
+    ):
+        for risks in predictor.answers(records, moment, force=request.force, say=request.say):
             count += len(risks)
             for take in (file.write, each, keep):
                 take(risks)

@@ -1,10 +1,9 @@
 """The file of predictions: one row per prediction time, cause and horizon, as Parquet or CSV. Written and read here."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,18 +13,16 @@ import pyarrow.parquet as pq
 
 from ehrsequencing.core.arrays import Floats, Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import read_unpacked, refuse_overlap
+from ehrsequencing.core.files import read_unpacked
 from ehrsequencing.core.outputs import (
     PREDICTIONS,
     Kind,
     of_another_version,
     output_file,
-    refuse_existing,
 )
 from ehrsequencing.core.version import __version__
-from ehrsequencing.records.encoding import KINDS, Moment
+from ehrsequencing.records.encoding import KINDS
 from ehrsequencing.records.events import DAY_US
-from ehrsequencing.records.meds import find_shards
 
 SUFFIXES = (".parquet", ".csv", ".csv.gz")
 _COLUMNS = pa.schema(
@@ -42,21 +39,6 @@ _COLUMNS = pa.schema(
     ],
 )
 _MOMENT = ("kind", "index_time", "days_since_index")
-
-
-def refuse_early(
-    out: Path, data: Path, at: str, since: str | None = None, *, overwrite: bool
-) -> Moment:
-    """Refuse what is wrong with the arguments of a prediction before a model is loaded.
-
-    Raises:
-        EhrseqError: The output may not be written, the data is no data set, or `at` is no moment.
-    """
-    refuse_existing(out, PREDICTIONS, overwrite=overwrite)
-    require_suffix(out)
-    find_shards(data)
-    refuse_overlap(out, data)
-    return Moment(at, since)
 
 
 def require_suffix(
@@ -110,25 +92,48 @@ def without_formulas(text: pa.Array) -> pa.Array:
     return compute.replace_substring_regex(text, f"^({FORMULA_START})", r"'\1")
 
 
+@dataclass
 class PredictionWriter:
-    """Appends predictions to an open file of Parquet or CSV; arguments as of `prediction_file`."""
+    """A file of predictions that is written.
 
-    def __init__(
-        self,
-        file: Any,
-        schema: pa.Schema,
-        *,
-        causes: Sequence[str],
-        horizons_days: Sequence[float | None],
-        start_days: float,
-        now_us: int,
-    ) -> None:
-        self._file, self.schema, self._now_us = file, schema, now_us
-        self.causes, self.horizons_days, self.start_days = (
-            list(causes),
-            list(horizons_days),
-            start_days,
-        )
+    Attributes:
+        causes: Names of the causes.
+        horizons_days: None for a horizon that is not a number of days (the `visit` head).
+        start_days: Risks are conditional on no event for this long after the prediction time.
+        now_us: The moment until which `days_since_index` counts.
+        is_banded: Whether the file has the columns `low` and `high`.
+    """
+
+    causes: Sequence[str]
+    horizons_days: Sequence[float | None]
+    start_days: float
+    now_us: int
+    is_banded: bool = False
+
+    @contextmanager
+    def opened(self, out: Path, made_by: Mapping[str, str], *, overwrite: bool) -> Iterator[None]:
+        """Write to a file. It appears when it is complete, and not at all after an error.
+
+        Args:
+            out: Ends with `.parquet`, `.csv` or `.csv.gz`.
+            made_by: What a Parquet file notes in its metadata, each under `ehrsequencing.NAME`.
+            overwrite: As of `refuse_existing`.
+        """
+        require_suffix(out)
+        columns = pa.schema([*_COLUMNS, *BANDS]) if self.is_banded else _COLUMNS
+        self._schema = with_notes(columns, made_by)
+        self._causes = pa.array(self.causes, pa.string())
+        with ExitStack() as stack:
+            path = stack.enter_context(output_file(out, PREDICTIONS, overwrite=overwrite))
+            if out.name.endswith(".parquet"):
+                writer = pq.ParquetWriter(path, self._schema)
+            else:
+                self._causes = without_formulas(self._causes)
+                compression = "gzip" if out.name.endswith(".gz") else None
+                stream = stack.enter_context(pa.output_stream(path, compression=compression))
+                writer = pc.CSVWriter(stream, self._schema)
+            self._file = stack.enter_context(writer)
+            yield
 
     def write(self, risks: Risks) -> None:
         """Append predictions."""
@@ -157,19 +162,18 @@ class PredictionWriter:
         """
         subject_id, prediction_us, *known = times
         kind, index_us = known or (None, None)
-        causes = pa.array(self.causes, pa.string())
         horizons = pa.array(self.horizons_days, pa.float64())
         columns = [
             pa.array(subject_id),
             pa.array(prediction_us).cast(pa.timestamp("us")),
-            causes.take(pa.array(cause)),
+            self._causes.take(pa.array(cause)),
             horizons.take(pa.array(horizon)),
             pa.array(risk.astype(np.float32)),
-            *columns_of_moment(kind, index_us, prediction_us, self._now_us).values(),
+            *columns_of_moment(kind, index_us, prediction_us, self.now_us).values(),
             pa.array(np.full(len(risk), self.start_days)),
             *map(pa.array, bands),
         ]
-        self._file.write_table(pa.Table.from_arrays(columns, schema=self.schema))
+        self._file.write_table(pa.Table.from_arrays(columns, schema=self._schema))
 
 
 def with_notes(
@@ -178,62 +182,6 @@ def with_notes(
     """A schema whose metadata tells kind, version and what made the file, each under `ehrsequencing.NAME`."""
     notes = {"kind": kind.name, "version": __version__, **made_by}
     return schema.with_metadata({f"ehrsequencing.{name}": note for name, note in notes.items()})
-
-
-@contextmanager
-def prediction_file(
-    out: Path,
-    *,
-    causes: Sequence[str],
-    horizons_days: Sequence[float | None],
-    start_days: float,
-    banded: bool,
-    now_us: int,
-    made_by: Mapping[str, str] | None = None,
-    overwrite: bool = False,
-) -> Iterator[PredictionWriter]:
-    """Open a file of predictions for writing. It appears when it is complete, and not at all after an error.
-
-    Args:
-        out: Ends with `.parquet`, `.csv` or `.csv.gz`.
-        causes: Names of the causes.
-        horizons_days: None for a horizon that is not a number of days (the `visit` head).
-        start_days: Risks are conditional on no event for this long after the prediction time.
-        banded: Whether the file has the columns `low` and `high`.
-        now_us: The moment until which `days_since_index` counts.
-        made_by: What a Parquet file notes in its metadata, each under `ehrsequencing.NAME`.
-        overwrite: As of `refuse_existing`.
-    """
-    require_suffix(out)
-    schema = with_notes(pa.schema([*_COLUMNS, *BANDS]) if banded else _COLUMNS, made_by or {})
-    if not out.name.endswith(".parquet"):
-        causes = without_formulas(pa.array(causes, pa.string())).to_pylist()
-    with (
-        output_file(out, PREDICTIONS, overwrite=overwrite) as temporary,
-        _open(temporary, schema, out.name) as file,
-    ):
-        yield PredictionWriter(
-            file,
-            schema,
-            causes=causes,
-            horizons_days=horizons_days,
-            start_days=start_days,
-            now_us=now_us,
-        )
-
-
-@contextmanager
-def _open(path: Path, schema: pa.Schema, name: str) -> Iterator[Any]:
-    if name.endswith(".parquet"):
-        with pq.ParquetWriter(path, schema) as file:
-            yield file
-        return
-    compression = "gzip" if name.endswith(".gz") else None
-    with (
-        pa.output_stream(path, compression=compression) as stream,
-        pc.CSVWriter(stream, schema) as file,
-    ):
-        yield file
 
 
 @dataclass(frozen=True)

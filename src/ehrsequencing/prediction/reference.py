@@ -12,7 +12,7 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json, remembered, sha256
 from ehrsequencing.core.version import __version__
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.records.account import Reference, ReferenceColumns
+from ehrsequencing.records.account import Reference
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.prepared import REFERENCE, encode_reference
 
@@ -55,7 +55,7 @@ def _moved(run: Run, path: Path) -> float | None:
         return None
 
 
-def reference_risks(run: Run, columns: ReferenceColumns) -> Floats:
+def reference_risks(run: Run, columns: Reference) -> Floats:
     """(visits, causes, horizons) of the reference records, at the end of every visit."""
     excluded = CodeMatcher(run.manifest["excluded"])
     records = encode_reference(columns, run.vocabulary, excluded, run.study.visits)

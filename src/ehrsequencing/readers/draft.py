@@ -66,7 +66,7 @@ def _draft(path: Path, unsure: list[str]) -> dict[str, Any]:
         "static": {role["sex"]: "SEX"} if role["sex"] else None,
         "time": time,
     }
-    events, guessed = list[dict[str, str]](), list[str]()
+    events, guessed = list[dict[str, Any]](), list[str]()
     if role["encounter"] and role["start"]:
         ends = {"end": role["end"]} if role["end"] else {}
         draft["encounter"] = {"id": role["encounter"], "start": role["start"], **ends}

@@ -37,10 +37,10 @@ from ehrsequencing.readers.rows import (
     CodeBook,
     Left,
     Role,
-    SubjectNames,
     joined,
     make_rows,
     subject_ids,
+    write_subject_names,
 )
 from ehrsequencing.readers.table_files import SourceTable, encoding_of, open_table
 from ehrsequencing.records.events import BIRTH, DAY_US, DEATH, SECOND_US
@@ -71,7 +71,7 @@ def import_csv(source: str, job: Import) -> None:
         raise EhrseqError(f"is not a {'file' if is_single else 'folder'}", where=source, fix=fix)
     files = [_open(path / name, one, job) for name, one in maps.items()]
     with job.writer(path if is_single else None, encounter=pa.string()) as writer:
-        book, names = CodeBook(), SubjectNames()
+        book = CodeBook()
         writer.code_facts = lambda seen: book.facts
         tables = dict(zip(_names(files), files, strict=True))
         for name, one in tables.items():
@@ -81,7 +81,6 @@ def import_csv(source: str, job: Import) -> None:
             one = tables[counts.name]
             for block in one.blocks(counts, job):
                 ids = block.name(one.form.table_map.subject)
-                names.add(ids)
                 one.people.append(pc.unique(ids))
                 who = block.whole(one.form.table_map.subject) if is_number else subject_ids(ids)
                 one.add(block, {"subject_id": who, "source": block.source}, writer, book, job)
@@ -93,7 +92,7 @@ def import_csv(source: str, job: Import) -> None:
                 f"{nones:,} codes are None: list it under missing in the map if it means nothing"
             )
         if not is_number:
-            names.write(writer.folder)
+            write_subject_names([ids for one in files for ids in one.people], writer.folder)
 
 
 def _open(path: Path, table_map: TableMap, job: Import) -> "_File":
@@ -371,26 +370,17 @@ def _rows(
             values["acute"] = pc.and_(ends, pc.match_substring_regex(code, _DISCHARGE))
             is_other = pc.xor(ends, values["acute"])
             values["left"] = pc.if_else(is_other, int(Left.ALIVE), None).cast(pa.int8())
-        for role, chosen in (
-            (Role.DEATH, is_death),
-            (
-                Role.BEGUN if _may_precede(event, table_map, job) else Role.EVENT,
-                pc.invert(is_death),
-            ),
-        ):
+        # a code with a time of its own may lie before the encounter that wrote it down
+        is_report = event.code_from is not None and event.value is None and event.time is not None
+        is_report &= table_map.encounter is not None and table_map.encounter.start is not None
+        is_report &= job.settings.known == "latest"
+        usual = Role.BEGUN if is_report else Role.EVENT
+        for role, chosen in ((Role.DEATH, is_death), (usual, pc.invert(is_death))):
             chosen = pc.and_(keep, chosen)
             if role is Role.DEATH and event.code_from is None:  # it is in every row
                 chosen = pc.and_(chosen, pc.is_valid(time))
             parts.append(make_rows(role, base if fixed else stay, code, chosen, **values))
     return pa.concat_tables(parts, promote_options="default")
-
-
-def _may_precede(event: EventMap, table_map: TableMap, job: Import) -> bool:
-    """Whether an event is a code with a time of its own, which may lie before the encounter that wrote it down."""
-    stay = table_map.encounter
-    is_code = event.code_from is not None and event.value is None and event.time is not None
-    has_start = stay is not None and stay.start is not None
-    return is_code and has_start and job.settings.known == "latest"
 
 
 def _span(table_map: TableMap, times: Times) -> dict[str, pa.Array]:

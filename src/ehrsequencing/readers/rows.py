@@ -353,21 +353,10 @@ def subject_ids(names: pa.ChunkedArray) -> pa.Array:
     return pa.array(hashes, pa.int64()).take(few.indices)
 
 
-class SubjectNames:
-    """The patients' names in a source, which `metadata/subject_ids.parquet` keeps beside their ids."""
-
-    def __init__(self) -> None:
-        self._names: list[pa.Array] = []
-
-    def add(self, names: pa.ChunkedArray) -> None:
-        """Take the names of a block of patients."""
-        self._names.append(pc.unique(names).drop_null())
-
-    def write(self, folder: Path) -> None:
-        """Write the table."""
-        names = pc.unique(pa.chunked_array(self._names, pa.string()))
-        ids = subject_ids(pa.chunked_array([names]))
-        path = folder / SUBJECT_IDS
-        path.parent.mkdir(parents=True, exist_ok=True)
-        table = pa.table({"subject_id": ids, "source_id": names})
-        pq.write_table(table.sort_by("subject_id"), path)
+def write_subject_names(names: Sequence[pa.Array], folder: Path) -> None:
+    """Write the patients' names in a source beside their ids, to `metadata/subject_ids.parquet`."""
+    few = pc.unique(pa.chunked_array(names, pa.string())).drop_null()
+    path = folder / SUBJECT_IDS
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = pa.table({"subject_id": subject_ids(pa.chunked_array([few])), "source_id": few})
+    pq.write_table(table.sort_by("subject_id"), path)

@@ -24,10 +24,10 @@ from ehrsequencing.readers.rows import (
     END_SUFFIX,
     CodeBook,
     Role,
-    SubjectNames,
     joined,
     make_rows,
     subject_ids,
+    write_subject_names,
 )
 from ehrsequencing.readers.table_files import SourceTable, one_file_each, open_table
 from ehrsequencing.records.events import BIRTH, DEATH
@@ -76,7 +76,7 @@ def import_synthea(source: str, job: Import) -> None:
     """Read `patients.csv`, `encounters.csv` and the other tables, where they are there; see `Reader`."""
     files = _find(Path(source))
     job.report.missing += [name for name in EVENT_TABLES if name not in files]
-    codes, names = CodeBook(), SubjectNames()
+    codes, names = CodeBook(), list[pa.Array]()
     with job.writer(Path(source), encounter=pa.string()) as writer:
         writer.code_facts = lambda seen: codes.facts
         for counts in job.tables(list(files)):
@@ -85,12 +85,12 @@ def import_synthea(source: str, job: Import) -> None:
             if counts.name == "patients":
                 for block in job.blocks([table], counts, _PATIENTS, dates):
                     refuse_scientific(block, "ID")
-                    names.add(whole_text(block.name("ID")))
+                    names.append(pc.unique(whole_text(block.name("ID"))))
                     writer.add(_patients(block))
             else:
                 for block in job.blocks([table], counts, _EVENTS, dates):
                     writer.add(_events(counts.name, block, codes, job))
-        names.write(writer.folder)
+        write_subject_names(names, writer.folder)
 
 
 def _find(source: Path) -> dict[str, Path]:

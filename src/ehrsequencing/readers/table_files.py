@@ -5,6 +5,7 @@ The lines of a CSV file show how many rows its parser lost.
 
 import csv
 import gzip
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -215,62 +216,6 @@ def _plain(column: pa.Array, missing: Sequence[str]) -> pa.Array:
 
 
 @dataclass
-class _Csv:
-    """A CSV file and what its lines show. The header is line 1.
-
-    A line with all its delimiters and an even number of quotes is a row. Two lines with an odd number begin and end a
-    row. If every line has all its delimiters and no field is quoted, any quote is a stray one, and the file is read
-    without quoting.
-    """
-
-    path: Path
-    header: list[str]
-    missing: Sequence[str]
-    delimiter: str
-    lines: "_Lines"
-    plain: bool  # no field is quoted, whatever the lines show
-    encoding: str
-    parsed: int = 0  # rows of the last reading, as the next one
-    rejected: int = 0
-
-    @property
-    def has_quotes(self) -> bool:
-        """Whether fields may be quoted."""
-        return not self.plain and (self.lines.quoted or self.lines.first_uneven is not None)
-
-    def read(self, columns: list[str]) -> Iterator[pa.Table]:
-        """See `SourceTable`; counts the rows."""
-        self.parsed = self.rejected = 0
-        convert = pacsv.ConvertOptions(
-            column_types=dict.fromkeys(columns, pa.string()),
-            include_columns=columns,
-            null_values=["", *self.missing],
-            strings_can_be_null=True,
-            quoted_strings_can_be_null=True,
-        )
-        parse = pacsv.ParseOptions(
-            delimiter=self.delimiter,
-            quote_char='"' if self.has_quotes else False,
-            newlines_in_values=self.has_quotes,
-            invalid_row_handler=self._skip,
-        )
-        for batch in _batches(self.path, self.header, parse, convert, self.encoding):
-            self.parsed += len(batch)
-            yield pa.Table.from_batches([batch])
-
-    def _skip(self, _: pacsv.InvalidRow) -> str:
-        self.rejected += 1
-        return "skip"
-
-    def lost_rows(self) -> tuple[int, int | None]:
-        """A stray quote turns many lines into one field. They count as rows, since each has all its delimiters."""
-        lines, met = self.lines, self.parsed + self.rejected
-        rows = max(lines.whole + (lines.odd + 1) // 2 if self.has_quotes else lines.filled, met)
-        line = lines.first_uneven if self.rejected else lines.first_odd
-        return rows - self.parsed, line
-
-
-@dataclass
 class _Lines:
     """What the lines after the header show, block by block."""
 
@@ -306,7 +251,12 @@ class _Lines:
 def _csv_table(
     path: Path, name: str, missing: Sequence[str], plain_tabs: bool, encoding: str
 ) -> SourceTable:
-    """Scan the header and the lines of a CSV file."""
+    """A CSV file, whose header and lines are scanned first. The header is line 1.
+
+    A line with all its delimiters and an even number of quotes is a row. Two lines with an odd number begin and end a
+    row. If every line has all its delimiters and no field is quoted, any quote is a stray one, and the file is read
+    without quoting.
+    """
     opened = gzip.open if path.suffix.lower() == ".gz" else open
     as_text = "utf-8-sig" if encoding == "utf-8" else encoding
     with _reading(path, _AS_CSV), opened(path, "rt", encoding=as_text, newline="") as file:
@@ -330,8 +280,38 @@ def _csv_table(
         lines.add(number, batch["line"])
         number += len(batch)
     is_plain = plain_tabs and delimiter == "\t" and '"' not in line
-    table = _Csv(path, header, missing, delimiter, lines, is_plain, encoding)
-    return SourceTable(str(path), name, names, frozenset(names), table.read, table.lost_rows)
+    has_quotes = not is_plain and (lines.quoted or lines.first_uneven is not None)
+    met = Counter[str]()  # rows of the last reading
+
+    def skip(_: pacsv.InvalidRow) -> str:
+        met["rejected"] += 1
+        return "skip"
+
+    def read(columns: list[str]) -> Iterator[pa.Table]:
+        met.clear()
+        convert = pacsv.ConvertOptions(
+            column_types=dict.fromkeys(columns, pa.string()),
+            include_columns=columns,
+            null_values=["", *missing],
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=True,
+        )
+        parse = pacsv.ParseOptions(
+            delimiter=delimiter,
+            quote_char='"' if has_quotes else False,
+            newlines_in_values=has_quotes,
+            invalid_row_handler=skip,
+        )
+        for batch in _batches(path, header, parse, convert, encoding):
+            met["parsed"] += len(batch)
+            yield pa.Table.from_batches([batch])
+
+    def lost_rows() -> tuple[int, int | None]:
+        """A stray quote turns many lines into one field. They count as rows, since each has all its delimiters."""
+        rows = max(lines.whole + (lines.odd + 1) // 2 if has_quotes else lines.filled, met.total())
+        return rows - met["parsed"], lines.first_uneven if met["rejected"] else lines.first_odd
+
+    return SourceTable(str(path), name, names, frozenset(names), read, lost_rows)
 
 
 def _batches(

@@ -58,72 +58,19 @@ class Attrition(CohortCounts):
 
 
 class PeopleCounts(TypedDict, Generic[N]):
-    """How many people there are, and who has each code; rounded."""
+    """How many people there are, who has each code, and what their records are like: the content of `people.json`."""
 
-    people: N
+    people: N  # rounded, as are those of codes
     codes: dict[str, tuple[int, int]]  # people with the code, and with a number of it
-
-
-class PeopleMeasures(PeopleCounts[N], Generic[N]):
-    """The content of a prepared set's `people.json`: what its training people's records are like."""
-
-    measures: dict[str, list[float]]  # name → 129 quantiles
-    visits_a_year: float
-    rates: dict[str, tuple[float, float]]  # code → mean and SD of its rows a visit
-
-
-class PeopleRisks(PeopleMeasures[N], Generic[N]):
-    """The content of a run's `people.json`."""
-
-    risks: dict[str, list[float]]  # at which prediction times → 129 quantiles
+    measures: NotRequired[dict[str, list[float]]]  # name → 129 quantiles
+    visits_a_year: NotRequired[float]
+    rates: NotRequired[dict[str, tuple[float, float]]]  # code → mean and SD of its rows a visit
+    risks: NotRequired[
+        dict[str, list[float]]
+    ]  # of a run: at which prediction times → 129 quantiles
 
 
 Rounded = int | str | None  # a count as `shareable_count` gives it
-TrainingPeople = PeopleRisks[int]  # of 11 people or more
-
-
-class ReferenceColumns(TypedDict):
-    """Made-up records, column by column: the content of a prepared set's `reference.json`."""
-
-    subject: list[int]
-    day: list[int]
-    code: list[str]
-    value: list[float]
-
-
-class Reference(ReferenceColumns):
-    """The content of a run's `reference.json`."""
-
-    risk: list[list[list[float]]]  # (visits, causes, horizons)
-
-
-# ---- manifests, which `core.outputs` writes and checks ----
-
-
-class Manifest(TypedDict):
-    """What every manifest has."""
-
-    kind: str
-    files: dict[str, str]  # name → SHA-256
-    required: NotRequired[list[str]]  # files that must stay as they are; all, where it is missing
-
-
-# how the records were imported: `known`, and `time_zone` where the source had none
-Imported = TypedDict("Imported", {"import": NotRequired[dict[str, Any]]})
-
-
-class PreparedManifest(Manifest, Imported):
-    """Of a prepared set."""
-
-    data: str  # what the data set calls itself
-    data_path: str
-    simulated: bool
-    subjects: int
-    dataset_end_us: int
-    late_rows: dict[str, Any] | None  # as of `records.meds.LateRows`
-    made_of: dict[str, str]  # digests
-    excluded: list[str]  # patterns of codes
-    vocabulary: str  # a digest
-    tasks: list[str]
-    known_training_rows: float
-    fixes: dict[str, int]
+TrainingPeople = PeopleCounts[int]  # of 11 people or more
+# made-up records, column by column (subject, day, code, value): the content of `reference.json`; a run's has `risk` too
+Reference = dict[str, list[Any]]

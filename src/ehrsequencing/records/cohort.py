@@ -112,6 +112,10 @@ class Cohort:
     is_mark: Bools  # (n,) events that end or begin a time under observation
 
 
+# events of interest, sorted by subject and time: subjects, times, causes
+_Marks = tuple[Ints, Ints, NDArray[np.int8]]
+
+
 @dataclass(frozen=True)
 class _Indexes:
     """Valid indexes by subject and time, each with the end of its follow-up; outcomes that recur do not end it."""
@@ -120,16 +124,7 @@ class _Indexes:
     time_us: Ints
     end_us: Ints
     cause: NDArray[np.int8]
-    recurring: "_Marks | None" = None
-
-
-@dataclass(frozen=True)
-class _Marks:
-    """Events of interest, sorted by subject and time."""
-
-    subject: Ints
-    time_us: Ints
-    cause: NDArray[np.int8]
+    recurring: _Marks | None = None
 
 
 class CohortBuilder:
@@ -343,7 +338,7 @@ class CohortBuilder:
         rows = np.flatnonzero(cause)
         rows = rows[np.lexsort((cause[rows], time_us[rows], subject[rows]))]
         rows = rows[opens_run(subject[rows], time_us[rows])]
-        return _Marks(subject[rows], time_us[rows], cause[rows])
+        return subject[rows], time_us[rows], cause[rows]
 
     def _marks(self, record: Record) -> tuple[Bools, Bools]:
         """(n,) the timed rows that end, and those that begin, a time under observation."""
@@ -421,9 +416,9 @@ class CohortBuilder:
         end, cause = indexes.end_us.take(index), indexes.cause.take(index)
         at_risk = moment < end
         if indexes.recurring is not None:
-            marks = indexes.recurring
-            position, next_us = next_of(marks.subject, marks.time_us, owner, moment + 1)
-            next_cause = np.append(marks.cause, 0)[position]
+            subject, time_us, of_mark = indexes.recurring
+            position, next_us = next_of(subject, time_us, owner, moment + 1)
+            next_cause = np.append(of_mark, 0)[position]
             cause = np.where(next_us <= end, next_cause, cause)
             end = np.minimum(next_us, end)
         if labelled:

@@ -78,7 +78,7 @@ def settle_deaths(events: Events, fixes: Counter[str]) -> Events:
     is_later &= _is_present(events) & ~events.is_code(DEATH)
     if not is_later.any():
         return events
-    filled_us = filled_until(death_us)[events.subjects[1]]
+    filled_us = filled_period(death_us)[1][events.subjects[1]]
     moved_us = last_time(
         events, is_later & (events.time_us <= filled_us), events.subjects[1], len(death_us)
     )
@@ -128,17 +128,11 @@ def _days_present(events: Events, chosen: Bools) -> Ints:
     return np.bincount(subject[rows], minlength=len(events.starts))
 
 
-def filled_from(time_us: Ints) -> Ints:
-    """(n,) the start of the year or month that a filled date means (1 January, 31 December, a 15th), else the time."""
-    return _period(time_us)[0]
+def filled_period(time_us: Ints) -> tuple[Ints, Ints]:
+    """(n,) first and last second of the year or month that a filled date means: 1 January, 31 December, a 15th.
 
-
-def filled_until(time_us: Ints) -> Ints:
-    """(n,) the last second of the year or month that a filled date means, else the time."""
-    return _period(time_us)[1]
-
-
-def _period(time_us: Ints) -> tuple[Ints, Ints]:
+    Elsewhere both are the time.
+    """
     is_date = np.isin(time_us % DAY_US, (0, DAY_US - SECOND_US)) & (time_us != STATIC)
     day = np.where(is_date, time_us // DAY_US, 1).astype("datetime64[D]")
     month, year = day.astype("datetime64[M]"), day.astype("datetime64[Y]")

@@ -42,6 +42,9 @@ MOST = 0.5  # share of the subjects without the event from which on their rows s
 LONG_DAYS = 730
 ALONE_DAYS = 180  # of deaths without other rows, above which a registry outlives the records
 MUCH_UNSURE = 0.1  # share of an outcome's people whose diagnosis is not confirmed, above which a warning is due
+MUCH_LOST = (
+    0.01  # share of an outcome's people who lose it at reading, above which a warning is due
+)
 FEW_LOST = 0.01  # share of the indexes that may have nothing after them where no end is named
 
 
@@ -79,22 +82,17 @@ def count_ends(
     is_last = (code_us != STATIC) & (code_us // DAY_US == other_us // DAY_US)
     designed_us = designed_end(builder.task.censoring, record.birth_us, dataset_end_us)
     is_late = (designed_us == end_us) & (row_us < end_us - LONG_DAYS * DAY_US) & (end_us != NEVER)
+    who = np.unique(rows.subject)
+    deaths = {"dated": DEATH, "undated": UNDATED_DEATH, "doubtful": DOUBTFUL_DEATH}
     return {
-        **count_deaths(record, rows),
+        **{
+            f"{name}_deaths": int(np.isin(who, record.subject[events.is_code(code)]).sum())
+            for name, code in deaths.items()
+        },
         **_count_unsure(builder, record),
         "without_event": len(first),
         "end_on_last_day": int(is_last.sum()),
         "end_years_after": int(is_late.sum()),
-    }
-
-
-def count_deaths(record: Record, rows: CohortRows) -> dict[str, int]:
-    """Of the subjects of a shard's prediction times, those with a death: dated, without a date, or in doubt."""
-    who = np.unique(rows.subject)
-    codes = {"dated": DEATH, "undated": UNDATED_DEATH, "doubtful": DOUBTFUL_DEATH}
-    return {
-        f"{name}_deaths": int(np.isin(who, record.subject[record.events.is_code(code)]).sum())
-        for name, code in codes.items()
     }
 
 
@@ -121,7 +119,7 @@ def count_beyond(reader: MedsReader, builders: Sequence[CohortBuilder]) -> dict[
     if reader.late is None:
         return counts
     whole = copy(reader)
-    whole.late, whole.fixes = None, Counter()
+    whole.late, whole.fixes, whole.causes = None, Counter(), {}
     for events in whole:
         late = events.time_us > reader.late.until_us
         for builder in builders:
@@ -243,6 +241,13 @@ def _left_out(task: TaskConfig, counts: Counter[str]) -> list[str]:
                 f"{count_text(beyond)} events {name} lie after the data's end, long after nearly all other rows, and "
                 "do not count: everybody's follow-up ends there. If it goes on until then, name its last day, as in "
                 "data.extracted=2020-12-31."
+            )
+        before, after = counts[f"before {name}"], counts[f"after {name}"]
+        if before - after > MUCH_LOST * before:
+            out.append(
+                f"{count_text(before - after)} of {count_text(before)} people with a code of {name} lose it when their "
+                "records are read, because of its time: before a birth, after a death, or in an impossible year. See "
+                "what was fixed, and correct these dates."
             )
         sure, unsure = counts[f"confirmed {name}"], counts[f"unconfirmed {name}"]
         if unsure > MUCH_UNSURE * (sure + unsure):

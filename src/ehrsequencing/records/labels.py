@@ -325,31 +325,27 @@ class Eligibility:
             owner: (I,) subject row of each index.
             moment_us: (I,) the indexes.
         """
-        holds = []
-        if self.rules.history > 0:
-            holds.append(self._has_history(record, owner, moment_us))
-        if self.rules.min_age is not None or self.rules.max_age is not None:
-            holds.append(self._has_age(record.birth_us[owner], moment_us))
+        holds, rules = list[Bools](), self.rules
+        if rules.history > 0:
+            is_row = ~record.events.is_code(BIRTH)
+            first_us = first_time(record.events, is_row, record.subject, len(record.birth_us))
+            holds.append(_time_since(first_us[owner], moment_us) >= round(rules.history * DAY_US))
+        if rules.min_age is not None or rules.max_age is not None:
+            age_us = _time_since(record.birth_us[owner], moment_us)
+            high = MAX_AGE_DAYS * DAY_US + 1 if rules.max_age is None else rules.max_age * DAY_US
+            low = round((rules.min_age or 0.0) * DAY_US)
+            holds.append((age_us >= low) & (age_us < min(round(high), MAX_AGE_DAYS * DAY_US + 1)))
         holds += [_has(*codes, record, owner, moment_us) for codes in self.must_have]
         holds += [~_has(*codes, record, owner, moment_us) for codes in self.must_not_have]
         if not holds:
             return np.zeros(len(owner), dtype=np.int64)
         return np.asarray(np.cumprod(np.stack(holds), axis=0).sum(axis=0))
 
-    def _has_history(self, record: Record, owner: Ints, moment_us: Ints) -> Bools:
-        is_row = ~record.events.is_code(BIRTH)
-        first_us = first_time(record.events, is_row, record.subject, len(record.birth_us))[owner]
-        known = (first_us != STATIC) & (first_us <= moment_us)
-        history_us = moment_us - np.where(known, first_us, 0)
-        return np.asarray(known & (history_us >= round(self.rules.history * DAY_US)))
 
-    def _has_age(self, birth_us: Ints, moment_us: Ints) -> Bools:
-        """Whether the age at each index is known and within the range."""
-        known = (birth_us != STATIC) & (birth_us <= moment_us)
-        age_us = moment_us - np.where(known, birth_us, 0)
-        low, high = self.rules.min_age or 0.0, self.rules.max_age
-        inside = (age_us >= round(low * DAY_US)) & (age_us <= round(MAX_AGE_DAYS * DAY_US))
-        return np.asarray(known & inside & (high is None or age_us < round((high or 0.0) * DAY_US)))
+def _time_since(first_us: Ints, moment_us: Ints) -> Ints:
+    """(I,) time from a moment that is known, and not later, to each index; −1 elsewhere."""
+    known = (first_us != STATIC) & (first_us <= moment_us)
+    return np.where(known, moment_us - np.where(known, first_us, 0), -1)
 
 
 def eligibility_steps(rules: EligibilityConfig | None) -> tuple[str, ...]:

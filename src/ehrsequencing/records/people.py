@@ -13,7 +13,6 @@ from ehrsequencing.core.disclosure import SMALLEST_COUNT, rounded, shareable_cou
 from ehrsequencing.records.account import (
     N,
     PeopleCounts,
-    PeopleMeasures,
     Rounded,
     TrainingPeople,
 )
@@ -109,7 +108,7 @@ def some_people(n: int) -> Ints:
 
 def measures_to_keep(
     counts: PeopleCounts[N], people: Timelines, vocabulary: Vocabulary, *, end_us: int
-) -> PeopleMeasures[N]:
+) -> PeopleCounts[N]:
     """Content of `people.json`: counts, quantiles of what is measured, and rows a visit of the codes that are counted.
 
     Args:

@@ -11,7 +11,6 @@ PREPARED/reference.json  reference/    made-up people, and their arrays
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from ehrsequencing.config import StudyConfig, TaskConfig, VisitsConfig, load_stu
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, read_json, write_json
 from ehrsequencing.core.outputs import PREPARED, read_manifest, require_facts
-from ehrsequencing.records.account import Attrition, PreparedManifest, ReferenceColumns
+from ehrsequencing.records.account import Attrition, Reference
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.cohort import CohortRows
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
@@ -48,8 +47,7 @@ class Prepared:
 
     def __init__(self, folder: Path, *, verify: bool = True) -> None:
         self.folder = folder
-        manifest = read_manifest(folder, what=PREPARED.what, verify=verify)
-        self.manifest = cast(PreparedManifest, manifest)
+        self.manifest = read_manifest(folder, what=PREPARED.what, verify=verify)
         if self.manifest.get("kind") != PREPARED.name:
             raise EhrseqError(
                 f"is not {PREPARED.what}", where=str(folder), fix="make one with ehrseq prepare"
@@ -176,7 +174,7 @@ def read_reference(folder: Path) -> TaskRecords:
     )
 
 
-def draw_reference(vocabulary: Vocabulary) -> ReferenceColumns:
+def draw_reference(vocabulary: Vocabulary) -> Reference:
     """Columns of the records: each person has a birth, a code that no run knows, and codes of the vocabulary."""
     random, known = np.random.default_rng(0), len(vocabulary.codes)
     place = random.integers(0, known + 1, _SHAPE)
@@ -196,7 +194,7 @@ def draw_reference(vocabulary: Vocabulary) -> ReferenceColumns:
 
 
 def encode_reference(
-    columns: ReferenceColumns, vocabulary: Vocabulary, excluded: CodeMatcher, visits: VisitsConfig
+    columns: Reference, vocabulary: Vocabulary, excluded: CodeMatcher, visits: VisitsConfig
 ) -> TaskRecords:
     """The records with a prediction time at the end of every visit; every other person is asked by a query there."""
     codes, code = np.unique(np.array(columns["code"], dtype=str), return_inverse=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-_BASELINE_SHAPES = 6
+_BASELINE_SHAPES = 7
 Show = Callable[[float], str]  # how a number is printed
 
 
@@ -243,6 +243,7 @@ def _shape(
         4: [(0, r + 1), (r + 0.5, -r), (-r - 0.5, -r)],
         5: [(-r - 1.5, -r / 2), (r + 1.5, -r / 2), (r + 1.5, r / 2), (-r - 1.5, r / 2)],
         6: [(-r / 2, -r - 1), (r / 2, -r - 1), (r / 2, r + 1), (-r / 2, r + 1)],
+        7: [(-r - 1, -r), (r + 1, r), (r + 1, -r), (-r - 1, r)],
     }
     look = f'class="{f"m{shape} {style}".rstrip()}"{more}'
     if shape == 0:

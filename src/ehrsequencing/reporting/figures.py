@@ -4,6 +4,7 @@ Callers pass real numbers (an undefined estimate is None) and only counts that m
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -18,6 +19,7 @@ from ehrsequencing.reporting.wording import duration, percent, percent_mark, pla
 from ehrsequencing.results.result_types import Histogram, IncidenceRow
 
 _BARS = 20  # of a histogram
+_MOST_BESIDE, _MOST_ABOVE = 40, 68  # letters of a name beside its row, and above it
 
 # ----------------------------------------------------------------------------------------------- charts made of rows
 
@@ -35,7 +37,8 @@ def forest(
     """Forest plot: one row per model in each group, with intervals and a dashed reference.
 
     Args:
-        groups: (name of the group, its estimates), drawn from top to bottom; a name may have two lines.
+        groups: (name of the group, its estimates), drawn from top to bottom; a name may have two lines. Beside bars it
+            stands in one, above its rows.
         title: Name of the figure.
         label: Name of the horizontal axis.
         reference: Value of the dashed line (no skill).
@@ -44,22 +47,33 @@ def forest(
         bars: Whether a bar leads from the reference to each estimate.
     """
     row, line_height, gap = 13.0, 14.0, 11.0
-    tall = [max(row * len(e), line_height * len(name.split("\n"))) for name, e in groups]
+    named = [[name.replace("\n", " ")] if bars else name.split("\n") for name, _ in groups]
+    head = line_height if bars else 0.0
+    tall = [
+        head + max(row * len(rows), 0.0 if bars else line_height * len(lines))
+        for lines, (_, rows) in zip(named, groups, strict=True)
+    ]
     height = 48 + sum(tall) + gap * len(groups)
     known = [v for _, rows in groups for e in rows for v in (e.value, e.low, e.high)]
     ends = [reference, *(v for v in known if v is not None)]
     low, high = max(min(ends), floor), max(ends)
     pad = 0.05 * (high - low) or 0.1
-    chart = Chart(440, height, (low - pad, high + pad), left=132, top=6)
+    most = _MOST_ABOVE if bars else _MOST_BESIDE
+    named = [[shorten(line, most) for line in lines] for lines in named]
+    left = 14 + (
+        0 if bars else 6 * max((len(line) for lines in named for line in lines), default=0)
+    )
+    chart = Chart(max(308 + left, 440), height, (low - pad, high + pad), left=left, top=6)
     chart.verticals(ticks(chart.x.low, chart.x.high), "grid")
     chart.verticals([reference], "reference")
     chart.x_axis(label, plain)
     top = chart.y.high + gap / 2
-    for (name, rows), block in zip(groups, tall, strict=True):
-        for k, line in enumerate(name.split("\n")):
-            place = top + block / 2 + line_height * (k - name.count("\n") / 2)
-            chart.text(chart.x.low, place, shorten(line, 22), dx=4 - chart.x.start, dy=4)
-        y = top + (block - row * len(rows)) / 2
+    for (name, rows), lines, block in zip(groups, named, tall, strict=True):
+        middle = top + (head if bars else block) / 2
+        for k, line in enumerate(lines):
+            place = middle + line_height * (k - (len(lines) - 1) / 2)
+            chart.text(chart.x.low, place, line, dx=4 - chart.x.start, dy=4)
+        y = top + head + (block - head - row * len(rows)) / 2
         for estimate in rows:
             numbers = with_interval(estimate.value, estimate.low, estimate.high, form)
             if bars and estimate.value is not None:
@@ -91,11 +105,13 @@ def _draw_estimate(
 
 
 def shorten(words: str, most: int = 18) -> str:
-    """Words that fit beside a row of a figure.
+    """Words that fit beside a row of a figure: a code behind its description leaves before a letter does.
 
-    >>> shorten("ETHNICITY//NOT SPECIFIED"), shorten("60-69")
-    ('…//NOT SPECIFIED', '60-69')
+    >>> shorten("ETHNICITY//NOT SPECIFIED"), shorten("Chronic condition 6 (DX//CHRONIC06)", 22)
+    ('…//NOT SPECIFIED', 'Chronic condition 6')
     """
+    if len(words) > most:
+        words = re.sub(r" \([^()]*//[^()]*\)$", "", words)
     if len(words) <= most:
         return words
     tail = words.rsplit("//", 1)[-1]

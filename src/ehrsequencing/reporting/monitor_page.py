@@ -11,7 +11,7 @@ from ehrsequencing.evaluation.monitor import Watch, day_text
 from ehrsequencing.metrics.sequential import BAND, START_EVERY
 from ehrsequencing.reporting.chart import Chart, Curve, Estimate, Figure
 from ehrsequencing.reporting.pages import Table, rendered_page
-from ehrsequencing.reporting.wording import plain, with_interval
+from ehrsequencing.reporting.wording import number, plain, with_interval
 from ehrsequencing.results.night import redact_night
 
 MOST_MONTHS = 4  # in the table; the figure has all
@@ -30,7 +30,7 @@ def render_monitor(watch: Watch) -> str:
     figures = {"Events by four weeks": _events(periods, watch)} if periods else {}
     if watch.months:
         figures["C of each four weeks' predictions"] = _accuracy(watch)
-    if watch.history:
+    if len(watch.history) > 1:
         nights = [night[0] for night in watch.history]
         curves = [
             Curve(k, name, nights, [night[k + 1] for night in watch.history])
@@ -95,7 +95,7 @@ def prometheus(watch: Watch) -> str:
 def _notes(watch: Watch) -> list[str]:
     gap = "There are no held-out people any more to compare with."
     if watch.gap is not None:
-        c, brier, ipa = (f"{one:+.3f}" for one in watch.gap)
+        c, brier, ipa = (number(one, "+.3f") for one in watch.gap)
         gap = f"For the held-out people, expected less realised: C {c}, Brier score {brier}, IPA {ipa}."
     return [
         "This page is of few people and of single days: keep it where the journal is kept.",

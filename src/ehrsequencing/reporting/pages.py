@@ -3,9 +3,7 @@
 The lines that the commands print are here too.
 """
 
-from base64 import b64encode
 from collections.abc import Iterator, Mapping
-from hashlib import sha256
 from pathlib import Path
 from textwrap import TextWrapper
 from typing import Any
@@ -15,10 +13,9 @@ from markupsafe import Markup
 from ehrsequencing.config import format_days
 from ehrsequencing.core.version import __version__
 from ehrsequencing.metrics.registry import METRICS
-from ehrsequencing.prediction.drift import Drift
 from ehrsequencing.reporting.chart import Estimate
 from ehrsequencing.reporting.figures import forest
-from ehrsequencing.reporting.wording import environment, interval, percent, with_interval
+from ehrsequencing.reporting.wording import environment, hashed, interval, with_interval
 from ehrsequencing.results.manifest_types import Origin
 
 Table = tuple[str, tuple[str, ...], list[tuple[str, ...]]]  # heading, columns, rows
@@ -30,8 +27,7 @@ def rendered_page(*, searchable: bool = False, **content: Any) -> str:
     page["search"] = ""
     if searchable:
         script = (Path(__file__).parent / "templates" / "search.js").read_text(encoding="utf-8")
-        code = b64encode(sha256(script.encode()).digest()).decode()
-        page |= {"search": Markup(script), "policy": f"script-src 'sha256-{code}'; "}
+        page |= {"search": Markup(script), "policy": f"script-src {hashed(script)}; "}
     return environment().get_template("page.html.jinja").render(page | content)
 
 
@@ -277,58 +273,3 @@ def where(row: Mapping[str, Any]) -> str:
 def mean(row: Mapping[str, Any]) -> str:
     """The mean of the sites with its interval."""
     return with_interval(row["mean"], row["low"], row["high"], f".{METRICS[row['metric']].digits}f")
-
-
-# -------------------------------------------------------------------------------------------------------- new people
-
-WHEN = {
-    "index": "an index",
-    "landmark": "a landmark",
-    "visit": "the end of a visit",
-    "date": "the given day",
-}
-
-
-def render_list(summary: dict[str, Any], drift: Drift) -> str:
-    """The page beside a file of risks, for its owner only, as a string of HTML without a script: the list first."""
-    times, made_by, over = summary["prediction_times"], summary["made_by"], summary["over"]
-    asked = ", ".join(f"{n:,} at {WHEN[kind]}" for kind, n in times.items())
-    lines = [] if drift.passes else [drift.verdict]
-    if summary["list"] is None:
-        lines.insert(0, "There is no list, and nobody is named here.")
-    if summary["threshold"] is not None:
-        source = summary["threshold_from"].replace("--threshold", "the threshold given")
-        limit = f"{percent(summary['threshold'])} or more, {source}"
-        had = summary["had_the_event"]
-        told = f" Of held-out people with such a risk {percent(had)} had the event." if had else ""
-        lines.append(f"{summary['above']['people']:,} people have a risk of {limit}.{told}")
-    rows = [_list_row(one) for one in summary["highest"]]
-    if summary["highest_over"]:
-        rows.append((f"Their {summary['window']} are over", "", "", ""))
-        rows += [_list_row(one) for one in summary["highest_over"]]
-    run = f"Run {made_by['run']} ({made_by['fingerprint']}), data {made_by['data']}."
-    if summary["list"] is not None:
-        run += f" SHA-256 of the list: {summary['list'][:16]}."
-    age, ago = "", summary["median_days_ago"]
-    if ago is not None:  # null where nobody has a prediction time
-        age = f" Half of them were more than {ago:,.0f} days ago"
-        age += f", and for {over:,} the {summary['window']} are over." if over else "."
-    notes = [
-        f"Asked: {asked or 'nobody'}.{age}",
-        *([drift.verdict] if drift.passes else []),
-        "This page is of single people: keep it where the list is kept.",
-        run,
-    ]
-    heads = ("Person", "Moment", "Risk", "Raised by")
-    return rendered_page(
-        title=f"Predictions of {made_by['run']}",
-        kicker=f"Risk of {summary['question']}",
-        lines=lines,
-        tables=[("The highest risks", heads, rows)] if summary["list"] else [],
-        notes=notes,
-    )
-
-
-def _list_row(one: dict[str, Any]) -> tuple[str, ...]:
-    raised = (f"{of['name']} (+{100 * of['adds']:.1f} points)" for of in one["raised_by"][:2])
-    return str(one["subject_id"]), one["moment"], percent(one["risk"]), ", ".join(raised)

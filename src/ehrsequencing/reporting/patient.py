@@ -200,13 +200,13 @@ def kind_of(code: str) -> str:
 
 
 def words_of(code: str, descriptions: Mapping[str, str]) -> str:
-    """The description of a code, or its name, in at most 60 characters.
+    """The description of a code, or its name, in at most 100 characters.
 
     >>> words_of("DX//I10", {"DX//I10": "Essential hypertension"}), words_of("RX//C07", {})
     ('Essential hypertension', 'RX//C07')
     """
     words = descriptions.get(code) or code
-    return words if len(words) <= 60 else words[:59].rstrip() + "…"
+    return words if len(words) <= 100 else words[:99].rstrip() + "…"
 
 
 def _frame(chart: Chart, now: float, lanes: int, label: str, top: float) -> None:
@@ -308,14 +308,14 @@ class Moved:
         day: Of the later one, since the index.
         before: The risk at the earlier one.
         after: The risk at the later one.
-        codes: At most three in words, with their parts of the change.
+        codes: At most three in words, with their parts of the change in percentage points.
         more: How many others.
     """
 
     day: float
     before: float
     after: float
-    codes: list[str]
+    codes: list[tuple[str, str]]
     more: int
 
 
@@ -328,5 +328,5 @@ def moved(row: dict[str, Any], descriptions: Mapping[str, str]) -> Moved:
         if part["code"] is None and part["codes"]:
             name = f"{part['codes']} other codes together"
         points = 100 * part["change"]
-        codes.append(f"{name} {number(points, '+.1f')}")
+        codes.append((name, number(points, "+.1f")))
     return Moved(row["day"], row["before"], row["after"], codes, max(len(parts) - 3, 0))

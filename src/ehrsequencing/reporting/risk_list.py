@@ -1,7 +1,7 @@
 """The file of risks with the page and the JSON beside it: who was asked, how they differ, who has the highest risks."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ehrsequencing.config import DataConfig, DriftConfig, format_days
+from ehrsequencing.config import format_days
 from ehrsequencing.core.arrays import Ints, hash_u64
 from ehrsequencing.core.disclosure import enough_people
 from ehrsequencing.core.file_sets import output_files
@@ -20,9 +20,8 @@ from ehrsequencing.explain import Question, deletion, subject_records
 from ehrsequencing.explain.record import SubjectRecord
 from ehrsequencing.metrics.plain import cumulative_incidence
 from ehrsequencing.prediction.drift import Drift, Sampled
-from ehrsequencing.prediction.journal import Journal
-from ehrsequencing.prediction.predict import NewRecords, predict
-from ehrsequencing.prediction.prediction_file import Risks, refuse_early
+from ehrsequencing.prediction.predict import NewRecords, Request, predict
+from ehrsequencing.prediction.prediction_file import Risks
 from ehrsequencing.prediction.reference import check_reference
 from ehrsequencing.prediction.run import Run, horizons_of
 from ehrsequencing.records.codes import read_descriptions
@@ -30,8 +29,7 @@ from ehrsequencing.records.encoding import KINDS, Moment
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.people import quantiles
 from ehrsequencing.records.scales import Sample
-from ehrsequencing.records.survey import Progress
-from ehrsequencing.reporting.pages import render_list
+from ehrsequencing.reporting.wording import environment
 
 HIGHEST, RAISING = 10, 5  # people on the page, and codes of each
 SMALLEST = 0.0005  # of what a code adds to the risk
@@ -86,19 +84,10 @@ def write_list(
     run: Run,
     data: Path,
     out: Path,
+    request: Request,
     *,
-    at: str,
-    since: str | None = None,
-    horizons_days: Sequence[float] | None = None,
-    facts: DataConfig | None = None,
-    limits: DriftConfig | None = None,
     threshold: float | None = None,
     strict: bool = False,
-    force: bool = False,
-    overwrite: bool = False,
-    journal: Journal | None = None,
-    progress: Progress | None = None,
-    say: Callable[[str], None] = lambda _: None,
 ) -> tuple[dict[str, Any], Drift, dict[str, Path]]:
     """Write risks as `predict` does, and beside them a page and a JSON that only their owner may read.
 
@@ -106,7 +95,8 @@ def write_list(
     `strict` there is no list, and page and JSON name nobody, where people or risks differ beyond `limits` or could not
     be compared. Returns the content of the JSON, the comparison with the training people, and what was written.
     """
-    moment = refuse_early(out, data, at, since, overwrite=overwrite)
+    at, horizons_days = request.at, request.horizons_days
+    moment = request.refuse_early(out, data)
     stem = re.sub(r"\.(parquet|csv|csv\.gz)$", "", out.name)
     page, content = out.with_name(f"{stem}.html"), out.with_name(f"{stem}.json")
     days = horizons_of(run, horizons_days)
@@ -137,21 +127,15 @@ def write_list(
         if strict and not found[0][1].passes:
             raise NotPublished
 
-    with output_files({out: PREDICTIONS, page: LIST, content: LIST}, overwrite=overwrite) as files:
+    with output_files(
+        {out: PREDICTIONS, page: LIST, content: LIST}, overwrite=request.overwrite
+    ) as files:
         with suppress(NotPublished):
             predict(
                 run.folder,
                 data,
                 files[0],
-                at=at,
-                since=since,
-                horizons_days=horizons_days,
-                facts=facts,
-                limits=limits,
-                force=force,
-                journal=journal,
-                progress=progress,
-                say=say,
+                replace(request, overwrite=False),
                 each=seen.add,
                 before_end=judge,
             )
@@ -177,7 +161,8 @@ def write_list(
         }
         for name, highest in zip(("highest", "highest_over"), seen.highest, strict=True):
             summary[name] = _highest(question, records, moment, highest) if is_there else []
-        write_bytes(files[1], render_list(summary, drift).encode(), owner_only=True)
+        shown = environment().get_template("list.html.jinja").render(summary)
+        write_bytes(files[1], shown.encode(), owner_only=True)
         write_json(files[2], summary, owner_only=True)
     wrote = {"predictions": out} if is_there else {}
     return summary, drift, wrote | {"page": page, "summary": content}

@@ -3,13 +3,17 @@
 The words of the metrics are in their records (`metrics/`), whole sentences in the templates.
 """
 
+import json
 import math
 import re
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
+from hashlib import sha256
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from ehrsequencing.config import DAYS_PER_YEAR
 from ehrsequencing.metrics.registry import METRICS
@@ -99,10 +103,11 @@ def size(people: str) -> str:
 def number(value: float, form: str) -> str:
     """A number by a format, with a real minus: every number of the pages comes from here.
 
-    >>> number(-0.0204, ".2f"), number(0.3, "+.1f")
-    ('−0.02', '+0.3')
+    >>> number(-0.0204, ".2f"), number(0.3, "+.1f"), number(-0.0004, "+.3f")
+    ('−0.02', '+0.3', '0.000')
     """
-    return f"{value:{form}}".replace("-", MINUS)
+    text = f"{value:{form}}"
+    return re.sub(r"^-(?=[0.]+%?$)", "", text).replace("-", MINUS)
 
 
 def percent(value: float) -> str:
@@ -164,11 +169,14 @@ def rounded(value: float, sign: str = "") -> str:
 
 
 @cache
-def environment() -> Environment:
-    """The templates, compiled once, with the filters that they format numbers with; what they print is escaped."""
-    loader = PackageLoader("ehrsequencing.reporting")
+def environment(*rooms: str) -> Environment:
+    """The templates, compiled once, with the filters that they format numbers with; what they print is escaped.
+
+    Templates of further rooms extend those of reporting.
+    """
+    loaders = [PackageLoader(f"ehrsequencing.{room}") for room in (*rooms, "reporting")]
     made = Environment(
-        loader=loader,
+        loader=ChoiceLoader(loaders),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -179,7 +187,19 @@ def environment() -> Environment:
     )
     made.filters.update(size=size, for_readers=for_readers)
     made.globals.update(needed_events=needed_events)
+    made.filters["number"] = number
     made.filters["prose_percent"] = lambda value: f"{rounded(100 * value)}%"
     made.filters["whole_percent"] = "{:.0%}".format
     made.filters["per_100"] = lambda value: f"{100 * value:.0f}"
     return made
+
+
+def hashed(script: str) -> str:
+    """What a page's policy says of a script, or a style, that it may hold."""
+    return f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'"
+
+
+def json_text(value: object) -> Markup:
+    """Data for a page's script, as JSON that no text in it can end."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return Markup(text.replace("<", "\\u003c"))

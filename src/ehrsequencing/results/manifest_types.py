@@ -2,7 +2,16 @@
 
 from typing import Any, NotRequired, TypedDict
 
-from ehrsequencing.records.account import Imported, Manifest
+# What every manifest has, and how the records were imported; `required` files must stay as they are, all without it.
+Manifest = TypedDict(
+    "Manifest",
+    {
+        "kind": str,
+        "files": dict[str, str],  # name → SHA-256
+        "required": NotRequired[list[str]],
+        "import": NotRequired[dict[str, Any]],
+    },
+)
 
 
 class CauseRecalibration(TypedDict):
@@ -43,7 +52,7 @@ class Origin(TypedDict, total=False):
     init: "Origin"
 
 
-class RunManifest(Manifest, Imported, Fitted):
+class RunManifest(Manifest, Fitted):
     """Of a run; a shared model lacks what would tell of its place."""
 
     prepared: str

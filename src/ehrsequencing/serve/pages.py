@@ -4,16 +4,12 @@ The form has the most frequent codes of the run's vocabulary. Its script asks `/
 as any other client does, and asks nobody else. Nothing that is typed is kept.
 """
 
-import json
-from base64 import b64encode
-from hashlib import sha256
 from importlib.resources import files
 from urllib.parse import quote
 
 import numpy as np
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
-from jinja2 import ChoiceLoader, PackageLoader
 from markupsafe import Markup
 
 from ehrsequencing.core.disclosure import SMALLEST_COUNT
@@ -25,7 +21,8 @@ from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.events import BIRTH
 from ehrsequencing.records.meds import FIXES
-from ehrsequencing.reporting.wording import environment
+from ehrsequencing.reporting.pages import rendered_page
+from ehrsequencing.reporting.wording import environment, hashed, json_text
 from ehrsequencing.serve.predictor import Predictor
 from ehrsequencing.serve.security import COOKIE
 
@@ -77,41 +74,28 @@ def landing(predictor: Predictor) -> str:
         f"This server answers for the task {task.name}: risk of {', '.join(task.causes)}.",
         "It keeps nothing of a request.",
     ]
-    return (
-        environment()
-        .get_template("page.html.jinja")
-        .render(
-            title=task.heading,
-            kicker="ehrseq serve",
-            lines=lines,
-            forests={},
-            panels=(),
-            tables=[("What it answers", ("Path", "Answer"), rows)],
-            notes=["The explorer needs records: ehrseq serve RUN DATA."],
-            search="",
-            version=__version__,
-        )
+    return rendered_page(
+        title=task.heading,
+        kicker="ehrseq serve",
+        lines=lines,
+        tables=[("What it answers", ("Path", "Answer"), rows)],
+        notes=["The explorer needs records: ehrseq serve RUN DATA."],
     )
 
 
 def patient_page(predictor: Predictor) -> str:
     """The page on which one patient's record is typed, and its risk is shown."""
-    loader = ChoiceLoader(
-        [PackageLoader("ehrsequencing.serve"), PackageLoader("ehrsequencing.reporting")]
-    )
     marks = files("ehrsequencing.explorer") / "templates" / "marks.js"
     own = files("ehrsequencing.serve") / "templates" / "patient.js"
     script = marks.read_text(encoding="utf-8") + own.read_text(encoding="utf-8")
-    code = b64encode(sha256(script.encode()).digest()).decode()
     about = form_of(predictor)
     return (
-        environment()
-        .overlay(loader=loader)
+        environment("serve")
         .get_template("patient.html.jinja")
         .render(
             about=about,
-            about_json=Markup(json.dumps(about).replace("<", "\\u003c")),
-            policy=f"script-src 'sha256-{code}'; connect-src 'self'; ",
+            about_json=json_text(about),
+            policy=f"script-src {hashed(script)}; connect-src 'self'; ",
             script=Markup(script),
             version=__version__,
         )

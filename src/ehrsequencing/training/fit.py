@@ -19,7 +19,7 @@ from ehrsequencing.predictors.blend import STACKED, Blend, Stack, fit_stack
 from ehrsequencing.predictors.fit import fit_blend, fit_last_step
 from ehrsequencing.predictors.network import NETWORK, network, visit_hazards
 from ehrsequencing.predictors.predictor import Predictor
-from ehrsequencing.records.account import PeopleRisks, Reference, Rounded
+from ehrsequencing.records.account import PeopleCounts, Reference, Rounded
 from ehrsequencing.records.people import PEOPLE, quantiles_of_risks, some_people
 from ehrsequencing.records.prepared import REFERENCE, read_reference
 from ehrsequencing.records.timelines import TaskRecords
@@ -174,7 +174,7 @@ def write_run(
         predictor: What answers for the run; default: the network.
         more: Files that are there already, and that prediction needs too.
     """
-    kept = dict[str, Reference | PeopleRisks[Rounded]]()
+    kept = dict[str, Reference | PeopleCounts[Rounded]]()
     if not plan.is_member and (plan.prepared.folder / REFERENCE).is_file():  # older sets lack it
         if predictor is None and trained is not None and plan.config.head == "horizon":
             predictor = network(trained.model, plan.code_types)
@@ -213,7 +213,7 @@ def learned(plan: Plan, predictor: Predictor) -> bool:
 
 def _reference(
     plan: Plan, trained: Trained | None, predictor: Predictor | None
-) -> dict[str, Reference | PeopleRisks[Rounded]]:
+) -> dict[str, Reference | PeopleCounts[Rounded]]:
     """Content of `reference.json` and `people.json`: those of the prepared set with the risks of the run."""
 
     def risk(records: TaskRecords) -> Floats:

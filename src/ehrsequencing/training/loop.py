@@ -302,7 +302,7 @@ class Training:
         if self.beside is not None:
             parameters += self.beside.parameters
             gradients += self.beside.gradients
-        numbers = torch.stack([loss.float(), count.to(loss.device).float()])
+        numbers = torch.stack([loss, count.to(loss.device).to(loss.dtype)])
         gradients, numbers = self.processes.sum_gradients(parameters, gradients, numbers)
         for parameter, gradient in zip(learned, gradients, strict=False):
             parameter.grad = gradient

@@ -54,6 +54,17 @@ function shortened(words, most) {
   return letters.length <= most ? words : `${letters.slice(0, most - 1).join("").trimEnd()}…`;
 }
 
+/** Words in lines of at most so many letters; a longer word is cut. */
+function linesOf(words, most) {
+  const lines = [""];
+  for (const word of words.split(" ")) {
+    const longer = `${lines.at(-1)} ${word}`.trim();
+    if (longer.length <= most || !lines.at(-1)) lines[lines.length - 1] = shortened(longer, most);
+    else lines.push(shortened(word, most));
+  }
+  return lines;
+}
+
 /** A count of patients; a small one is hidden. */
 const people = (count) => (count > 0 && count < about.smallest ? `fewer than ${about.smallest}` : grouped(count));
 

@@ -1,6 +1,6 @@
 // One patient: the risk in words, the timeline with the trajectory above it, the curves, and people like this one.
 
-const MOST_LANES = 6, MOST_LABS = 4, LANE = 18, LAB = 30;
+const MOST_LANES = 6, MOST_LABS = 4, LANE = 18, LAB = 30, LINE = 14;
 
 /** The patient's selected prediction time, as a number of all rows. */
 const rowNow = () => data.row_offsets[state.patient] + state.time;
@@ -96,7 +96,9 @@ function drawTimeline() {
   const first = Math.min(...days.slice(0, 1), 0), last = Math.max(reduceMost(days), 1), lanes = lanesOf(visits), labs = labsOf(visits);
   const isNarrow = innerWidth <= 700, width = isNarrow ? 390 : 900, names = isNarrow ? 15 : 22; // letters of a lane's name
   const [left, right, head, plot] = [isNarrow ? 124 : 168, width - 50, 52, 124], base = head + plot;
-  const height = base + 12 + lanes.length * LANE + labs.length * LAB + 44, floor = height - 40;
+  const named = labs.map(([code]) => linesOf(about.codes[code].words, isNarrow ? 56 : 130)), tops = [base + 12 + lanes.length * LANE];
+  for (const lines of named) tops.push(tops.at(-1) + LAB + LINE * lines.length);
+  const height = tops.at(-1) + 44, floor = height - 40;
   const x = scale(first, last, left, right), top = Math.min(1, 1.15 * reduceMost(times.map((time) => time[1]))) || 0.01, y = scale(0, top, base, head);
   const past = times.slice(0, state.time + 1), future = times.slice(state.time);
   // a number stands right of its point, and right of a line that would go through it
@@ -112,7 +114,7 @@ function drawTimeline() {
       polyline(stepsOf(future), x, y, "later"), polyline(stepsOf(past), x, y, ""),
       times.map(([day, risk], k) => mark("circle", { cx: x(day), cy: y(risk), r: k === state.time ? 5 : 2.6, class: k === state.time ? "m0 chosen" : k > state.time ? "m0 later" : "m0" })),
       struckTrajectory(x, y, start), lanes.map((lane, k) => drawnLane(lane, base + 12 + (k + 0.5) * LANE, frame)),
-      labs.map((lab, k) => drawnLab(lab, base + 12 + lanes.length * LANE + k * LAB, frame)),
+      labs.map((lab, k) => drawnLab(lab, named[k], tops[k], frame)),
       happened(outcome, x, head, floor, left, right), line(x(now), head - 4, x(now), floor, "now"), dayAxis(x, first, last, floor, "since the first visit"),
     ],
   });
@@ -142,11 +144,12 @@ function drawnLane([kind, marks], y, { x, now, left, right, names }) {
 }
 
 /** A code's numbers as a line, and the newest of them, with its unit, in words. */
-function drawnLab([code, values], top, { x, now, left, right, names, beside }) {
+function drawnLab([code, values], lines, start, { x, now, left, right, beside }) {
+  const top = start + LINE * lines.length;
   const numbers = values.map((pair) => pair[1]), low = Math.min(...numbers.slice(0, 5000)), high = Math.max(...numbers.slice(0, 5000));
   const y = scale(low, high, top + LAB - 6, top + 5), past = values.filter(([day]) => day <= now + 0.005), newest = past.at(-1);
   const { words: name, unit } = about.codes[code], text = newest ? valueText(newest[1], unit) : "";
-  return mark("g", {}, line(left, top + LAB - 2, right, top + LAB - 2, "grid"), words(left - 8, top + LAB / 2 + 4, shortened(name, names), "end"),
+  return mark("g", {}, line(left, top + LAB - 2, right, top + LAB - 2, "grid"), lines.map((line, k) => words(8, start + 11 + LINE * k, line)),
     polyline(values.filter(([day]) => day >= (newest?.[0] ?? -1)), x, y, "lab later"), polyline(past, x, y, "lab"),
     past.slice(-60).map(([day, value]) => mark("circle", { cx: x(day), cy: y(value), r: 1.8, class: "lab-dot" })),
     newest && words(beside(x(newest[0]), text), y(newest[1]) + 4, text, "value"),

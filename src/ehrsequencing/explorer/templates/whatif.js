@@ -92,7 +92,7 @@ function drawWhatIf() {
 function targetRow({ target, words: name, name: code, detail, effect }, most) {
   const isStruck = state.struck.has(target);
   const button = el("button", { type: "button", class: "strike", "aria-pressed": String(isStruck), tabindex: target === state.focus ? "0" : "-1", title: code,
-    onclick: () => { state.focus = target; strike(target); }, onfocus: () => focusTarget(target, false) }, el("span", {}, shortened(name, 60)));
+    onclick: () => { state.focus = target; strike(target); }, onfocus: () => focusTarget(target, false) }, el("span", {}, shortened(name, 120)));
   const bar = el("span", { class: `bar ${direction(effect || 0)}` });
   bar.style.width = `${(46 * Math.abs(effect || 0)) / most}px`;
   return el("tr", { "data-target": target, class: [isStruck && "struck", target === state.focus && "focus"].filter(Boolean).join(" ") },
@@ -195,7 +195,7 @@ function moves() {
     const without = removedRisk(state.patient, codeCount + visit.number, row);
     if (!without) return { total, rows: null };
     const names = visit.codes.map(([code]) => about.codes[code].words);
-    rows.push([`Visit ${visit.number + 1}: ${shortened(names.join(", "), 160)}`, risk - without[state.cause][state.horizon]]);
+    rows.push([`Visit ${visit.number + 1}: ${shortened(names.join(", "), 400)}`, risk - without[state.cause][state.horizon]]);
   }
   const days = dayOf(data.row_day[row] - data.row_day[row - 1]), rest = total - rows.reduce((sum, one) => sum + one[1], 0);
   return { total, rows: [...rows, [`${duration(days)} passed without news${rows.length > 1 ? ", and what several visits do together" : ""}`, rest]] };

@@ -337,7 +337,8 @@ def _encounter(resource: Resource, known: Known, counts: RuleCounts) -> list[Row
         end=end,
         encounter=encounter,
         acute=kind in _TERMS["acute"],
-        inpatient=kind == "inpatient" and not _is_subacute(resource),
+        inpatient=kind == "inpatient"
+        and set(_TERMS["subacute"]).isdisjoint(texts(resource, "class.code")),
         site=text(resource, "serviceProvider.reference"),
         left=_left(resource),
     )
@@ -371,11 +372,6 @@ def class_of(resource: Resource) -> str:
     """The class of an encounter."""
     written = [one.code.rpartition("//")[2] for one in codings(resource.get("class"))]
     return _ENCOUNTER_CLASSES.get(written[0].upper(), written[0].lower()) if written else "unknown"
-
-
-def _is_subacute(resource: Resource) -> bool:
-    """Whether an inpatient is not in acute care."""
-    return not set(_TERMS["subacute"]).isdisjoint(texts(resource, "class.code"))
 
 
 def _left(resource: Resource) -> Left | None:

@@ -40,10 +40,10 @@ from ehrsequencing.readers.rows import (
     UNUSABLE,
     CodeBook,
     Role,
-    SubjectNames,
     conformed,
     rows_schema,
     subject_ids,
+    write_subject_names,
 )
 
 BLOCK = 5_000  # rows that are Python objects at once
@@ -112,7 +112,7 @@ def import_fhir(source: str, job: Import) -> None:
                 table.lose_lines(file.path.name, len(file.bad_lines), file.bad_lines[0])
                 job.report.counts["malformed_line"] += len(file.bad_lines)
         blocks.finish()
-        blocks.names.write(writer.folder)
+        write_subject_names(blocks.names, writer.folder)
         writer.code_facts = lambda seen: blocks.book.facts
 
 
@@ -167,7 +167,7 @@ class Blocks:
     """
 
     def __init__(self, report: ImportReport, survey: Survey, zone: tzinfo | None) -> None:
-        self.report, self.book, self.names = report, CodeBook(), SubjectNames()
+        self.report, self.book, self.names = report, CodeBook(), list[pa.Array]()
         self._survey, self._zone = survey, zone
         self._place = 0  # of the next entry
         self._clocks = Counter[str]()  # instants in UTC, and with the offset of a place
@@ -298,7 +298,7 @@ class Blocks:
         ends = pc.binary_join_element_wise(stays, pa.scalar(END_SUFFIX), "")
         self.book.add(ends, parent=stays)
         people = rows["subject"].filter(pc.equal(role, int(Role.PERSON)))
-        self.names.add(pa.chunked_array([people]))
+        self.names.append(pc.unique(people))
         return pa.table(
             {
                 "subject_id": subject_ids(pa.chunked_array([rows["subject"]])),
