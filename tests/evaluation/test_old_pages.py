@@ -10,8 +10,6 @@ import pytest
 import ehrsequencing as eh
 from ehrsequencing.api import evaluate as module
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import read_json
-from ehrsequencing.core.outputs import MANIFEST, save_manifest
 from ehrsequencing.evaluation import results
 from ehrsequencing.prediction.run import Run, add_to_run
 from helpers.command_line import ehrseq
@@ -107,20 +105,3 @@ def test_another_split_has_a_place_of_its_own(run: Path, tmp_path: Path) -> None
     again = eh.evaluate(run, **QUICK)
     assert again.result["tripod"] == {"protocol": "the trial's registry"}, "what people answered stays"
     assert not Run(run).altered
-
-
-def test_a_result_where_2_0_wrote_it_is_read_and_kept(run: Path) -> None:
-    """There another split stood in the place of the held-out one."""
-    eh.evaluate(run, split="tuning", report=False, **QUICK)
-    content = (run / "evaluations" / "tuning" / "metrics.json").read_bytes()
-    shutil.rmtree(run / "evaluations")
-    manifest = read_json(run / MANIFEST)
-    save_manifest(run, manifest | {"files": {n: h for n, h in manifest["files"].items() if "evaluations" not in n}})
-    add_to_run(run, "metrics.json", lambda path: path.write_bytes(content) and None)
-    read = eh.load(run).evaluation
-    assert read is not None
-    assert read.result["split"] == "tuning"
-    assert "on tuning" in repr(eh.load(run))
-    eh.evaluate(run, report=False, **QUICK)
-    assert (run / "evaluations" / "tuning" / "metrics.json").read_bytes() == content
-    assert json.loads((run / "metrics.json").read_text())["split"] == "held_out"

@@ -124,3 +124,13 @@ def test_a_year_of_two_digits_is_not_in_the_future(tmp_path: Path) -> None:
     import_csv(tmp_path / "t.csv", tmp_path / "meds", map=columns, progress=False)
     times = {row[2]: row[1].year for row in meds_rows(tmp_path / "meds")}
     assert times == {"MEDS_BIRTH": 1948, "X": 2015}
+
+
+def test_an_outcome_that_is_its_date_is_never_lost(tmp_path: Path) -> None:
+    rows = [f"{k},2015-01-{k:02d},{'' if k % 2 else f'2015-02-{k:02d}'}" for k in range(1, 21)]
+    (tmp_path / "t.csv").write_text("\n".join(["id,day,relapse", *rows, "21,2015-01-21,spring 2015"]))
+    columns = {"subject": "id", "time": "day", "events": [{"code": "VISIT"}, {"code": "RELAPSE", "time": "relapse"}]}
+    with pytest.raises(EhrseqError, match="1 of 11 cells of column relapse cannot be read as dates"):
+        import_csv(tmp_path / "t.csv", tmp_path / "lost", map=columns, progress=False)
+    columns["missing"] = ["spring 2015"]
+    import_csv(tmp_path / "t.csv", tmp_path / "meds", map=columns, progress=False)

@@ -170,3 +170,47 @@ def test_deaths_that_contradict_one_another_are_counted() -> None:
     times, counts = read(seen(IN), death(*YEAR), death(dt.datetime(2013, 5, 4, 3)))
     assert counts["death_conflict"] == 1
     assert times["MEDS_DEATH"] == [dt.datetime(2013, 5, 4, 3)]
+
+
+@pytest.mark.parametrize(("last", "unclosed"), [("2015-01-20", 0), ("2015-03-20", 1)])
+def test_a_stay_that_nobody_closed_is_counted_apart(tmp_path: Path, last: str, unclosed: int) -> None:
+    """In progress since 2 January, with a row on the 3rd; the draw is the last day of anybody."""
+    patients = [of("Patient", id=name, birthDate="1950", gender="male") for name in "ab"]
+    inside = of(
+        "Encounter",
+        id="s",
+        subject=refer("Patient", "a"),
+        class_={"code": "IMP"},
+        status="in-progress",
+        period={"start": "2015-01-02T10:00:00Z", "end": "2015-02-01T10:00:00Z"},
+    )
+    seen = [
+        of("Condition", subject=refer("Patient", name), recordedDate=day, code={"coding": [{"code": "x"}]})
+        for name, day in (("a", "2015-01-03T10:00:00Z"), ("b", f"{last}T10:00:00Z"))
+    ]
+    seen[0]["encounter"] = refer("Encounter", "s")
+    write_ndjson([*patients, inside, *seen], tmp_path / "fhir" / "all.ndjson")
+    report = import_fhir(tmp_path / "fhir", tmp_path / "meds")
+    assert (report.counts["open_stay"], report.counts["unclosed_stay"]) == (1, unclosed)
+    assert [row[1].day for row in meds_rows(tmp_path / "meds") if row[2].startswith("STAY_OPEN")] == [3]
+
+
+def test_certainty_in_words_of_an_omop_source_counts_where_there_is_no_concept(tmp_path: Path) -> None:
+    said = {1: (0, "V"), 2: (32899, "confirmed"), 3: (0, "Ruled out"), 4: (0, "G"), 5: (32902, "suspected")}
+    rows = [
+        {
+            "person_id": 1,
+            "condition_concept_id": concept,
+            "condition_start_date": "2015-01-03",
+            "condition_status_concept_id": status,
+            "condition_status_source_value": word,
+        }
+        for concept, (status, word) in said.items()
+    ]
+    source = write_csv(
+        {"person": [{"person_id": 1, "year_of_birth": 1950}], "condition_occurrence": rows}, tmp_path / "c"
+    )
+    report = import_omop(str(source), tmp_path / "meds")
+    codes = {row[2] for row in meds_rows(tmp_path / "meds")} - {"MEDS_BIRTH"}
+    assert codes == {"OMOP//1//provisional", "OMOP//2//provisional", "OMOP//4", "OMOP//5"}
+    assert (report.counts["provisional"], report.counts["not_done"]) == (2, 1)

@@ -26,6 +26,7 @@ DOUBTS = {
     "long": "more than two years after",
     "deaths": "Deaths are recorded for",
     "lost": "nothing follows",
+    "read": "lose it when their records are read",
 }
 
 
@@ -167,3 +168,11 @@ def test_no_doubt_of_the_shared_sets(real_data: Path, name: str) -> None:
     task = load_task(Path(__file__).parents[2] / "examples" / "tasks" / NONE_DUE[name])
     (found,) = check_data(real_data / name, study=load_study(), tasks=[task]).tasks
     assert not [said for said in found.warnings for part in DOUBTS.values() if part in said]
+
+
+def test_outcomes_that_reading_drops_are_a_warning(tmp_path: Path) -> None:
+    """Of 40 people with the outcome 11 have it a day after their death only; of another 40 it is 0."""
+    good = ["0 A, 9 X, 30 B"] * 40
+    lost = ["0 A, 8 MEDS_DEATH, 9 X"] * 11
+    assert "of 50 people with a code of event lose it" in doubts(tmp_path / "some", good + lost)["read"]
+    assert "read" not in doubts(tmp_path / "none", good + ["0 A, 9 MEDS_DEATH, 12 B"] * 11)

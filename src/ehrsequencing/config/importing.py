@@ -190,11 +190,15 @@ class TableMap(Settings):
         return list(dict.fromkeys(name for name in named if name is not None and not is_date(name)))
 
     def sure_columns(self) -> list[str]:
-        """Columns of dates of births, deaths and ends of follow-up, in which every cell must be read."""
-        whens = [self.birth, self.death]
+        """Columns of dates in which every cell must be read: of births, deaths, ends, and events that are a date."""
+        whens, shared = [self.birth, self.death], [self.time]
+        shared += [self.encounter.start, self.encounter.end] if self.encounter is not None else []
         for event in self.events:
-            codes = (event.code or "", *event.codes.values())
-            whens += [event.time] if any(code.startswith(_LIFE) for code in codes) else []
+            is_alone = event.code_from is None and event.value is None and event.time not in shared
+            is_life = any(
+                code.startswith(_LIFE) for code in (event.code or "", *event.codes.values())
+            )
+            whens += [event.time] if is_alone or is_life else []
         return [name for name in self.date_columns() if name in whens]
 
     def strict_columns(self) -> list[str]:

@@ -5,7 +5,7 @@ no command needs, and `metrics.json` holds what may be told of it (`results.reda
 people: there `metrics.json` is the exact result, and there is no other file.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +31,8 @@ def number(value: Any) -> float | None:
     return None if value is None or not np.isfinite(value) else float(value)
 
 
-def blend(run: Run | None, tuning_nll: Mapping[str, float]) -> dict[str, Any] | None:
-    """Content of `blend`: the weight of each part per cause, with its interval; None where the run is no blend.
-
-    Args:
-        run: What was evaluated.
-        tuning_nll: Part → NLL of tuning subjects, the best part first.
-    """
+def blend(run: Run | None) -> dict[str, Any] | None:
+    """Content of `blend`: the weight of each part per cause, with its interval; None where the run is no blend."""
     if run is None or run.blend is None:
         return None
     leaves, weights = run.blend.shares
@@ -58,8 +53,6 @@ def blend(run: Run | None, tuning_nll: Mapping[str, float]) -> dict[str, Any] | 
         "parts": parts,
         "seconds": run.manifest.get("seconds", {}),
         "weights": rows,
-        "tuning_nll": {name: number(value) for name, value in tuning_nll.items()},
-        "best_part": next(iter(tuning_nll), None),
     }
 
 
@@ -134,14 +127,6 @@ def add_result(result: Exact, run_folder: Path) -> None:
     place = place_in_run(result["split"])
     for name, write in _files(result):
         add_to_run(run_folder, place + name, write, outdates=[place + page for page in DRAWN])
-
-
-def keep_earlier(run_folder: Path) -> None:
-    """Move `metrics.json` of another split from where 2.0 wrote it to its own place, before it is replaced."""
-    earlier = read_result(run_folder)
-    place = place_in_run(earlier["split"]) if earlier else ""
-    if earlier and place and not (run_folder / place / SHARED).exists():
-        add_to_run(run_folder, place + SHARED, lambda path: write_shareable(path, earlier))
 
 
 def read_result(run_folder: Path, place: str = "") -> Shareable[Shared] | None:

@@ -78,7 +78,7 @@ def cleaned(
     died_us = _keep_earliest(rows, Role.DEATH, "two_deaths", counts)
     _check_ends(rows, counts)
     keep_undated_deaths(rows, died_us, counts)
-    mark_stays(rows, counts)
+    mark_stays(rows, drawn_us, counts)
     mark_agreeing_deaths(rows, died_us)
     put_deaths_at_discharge(rows, died_us, counts)
     _lose_late_results(rows, died_us)

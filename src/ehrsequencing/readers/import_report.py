@@ -108,6 +108,7 @@ RULES = {
     "billed": "bills of a stay of more than a day were put at its end, because they are written then",
     "part": "parts of a stay of the same class as the stay got the ending //PART: they are no stays of their own",
     "date_only": "dates without a time were put at the end of their day, or of their visit where that is earlier",
+    "unclosed_stay": "of the stays without an end have no row in the 30 days before the draw: nobody closed them",
     "open_stay": "stays have no end: their source says that the person was still there, or gives none",
     "moved": "stays went on in another hospital within a day, as their destination says: one episode of care",
     "transferred": "stays ended with a move to another hospital of which there is no record: no discharge",

@@ -34,6 +34,7 @@ from ehrsequencing.records.events import (
     TRANSFERRED,
 )
 
+OPEN_DAYS = 30  # without a row before the draw: nobody closed a stay
 VISITS = (Role.VISIT, Role.NAMED_VISIT)
 _WITHOUT_VISIT = (Role.PERSON, Role.DEATH, Role.OBSERVED)
 
@@ -130,11 +131,12 @@ def name_parts(rows: Rows, counts: RuleCounts) -> None:
     counts["part"] += int(inside.sum())
 
 
-def mark_stays(rows: Rows, counts: RuleCounts) -> None:
+def mark_stays(rows: Rows, drawn_us: int | None, counts: RuleCounts) -> None:
     """Mark stays without an end, and those that are one episode of care with the next; remove ends that are none.
 
     A move is from one hospital stay of acute care to another: its source says so, and the other begins at another
-    site within a day. A bill of a stay that goes on is joined with the next one of that site.
+    site within a day. A bill of a stay that goes on is joined with the next one of that site. Of the stays without an
+    end those are counted apart of which nothing was heard for long before the source was drawn.
     """
     left = pc.fill_null(rows.table["left"], -1).to_numpy()
     inpatient, is_open = rows.is_marked("inpatient"), left == Left.STILL
@@ -157,12 +159,13 @@ def mark_stays(rows: Rows, counts: RuleCounts) -> None:
     is_gap = is_near & ~np.isin(left[here], (Left.MOVED, Left.STILL, Left.DIED))
     moves = inpatient & (left == Left.MOVED) & (rows.end_us != NO_TIME) & rows.of_role(Role.VISIT)
     alone = np.setdiff1d(np.flatnonzero(moves & (rows.lost == 0)), here[is_move])
-    unclosed = np.setdiff1d(stay[is_open[stay]], here[is_bill])
+    still, seen_us = np.setdiff1d(stay[is_open[stay]], here[is_bill]), _last_seen(rows)
+    is_old = seen_us[still] < (NO_TIME if drawn_us is None else drawn_us - OPEN_DAYS * DAY_US)
     for mark, chosen, time_us in (
         (MOVED, here[is_move], rows.end_us),
         (CONTINUED, then[is_move | is_bill], rows.time_us),
         (TRANSFERRED, alone, rows.end_us),
-        (OPEN, unclosed, _last_seen(rows)),
+        (OPEN, still, seen_us),
     ):
         if len(chosen):
             names = pc.binary_join_element_wise(pa.scalar(mark[:-2]), rows.codes, "//")
@@ -174,7 +177,8 @@ def mark_stays(rows: Rows, counts: RuleCounts) -> None:
         "interim_bill": is_bill.sum(),
         "short_gap": is_gap.sum(),
         "transferred": len(alone),
-        "open_stay": len(unclosed),
+        "open_stay": len(still),
+        "unclosed_stay": is_old.sum(),
     }.items():
         counts[rule] += int(n)
 

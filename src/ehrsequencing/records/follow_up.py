@@ -42,6 +42,9 @@ MOST = 0.5  # share of the subjects without the event from which on their rows s
 LONG_DAYS = 730
 ALONE_DAYS = 180  # of deaths without other rows, above which a registry outlives the records
 MUCH_UNSURE = 0.1  # share of an outcome's people whose diagnosis is not confirmed, above which a warning is due
+MUCH_LOST = (
+    0.01  # share of an outcome's people who lose it at reading, above which a warning is due
+)
 FEW_LOST = 0.01  # share of the indexes that may have nothing after them where no end is named
 
 
@@ -116,7 +119,7 @@ def count_beyond(reader: MedsReader, builders: Sequence[CohortBuilder]) -> dict[
     if reader.late is None:
         return counts
     whole = copy(reader)
-    whole.late, whole.fixes = None, Counter()
+    whole.late, whole.fixes, whole.causes = None, Counter(), {}
     for events in whole:
         late = events.time_us > reader.late.until_us
         for builder in builders:
@@ -238,6 +241,13 @@ def _left_out(task: TaskConfig, counts: Counter[str]) -> list[str]:
                 f"{count_text(beyond)} events {name} lie after the data's end, long after nearly all other rows, and "
                 "do not count: everybody's follow-up ends there. If it goes on until then, name its last day, as in "
                 "data.extracted=2020-12-31."
+            )
+        before, after = counts[f"before {name}"], counts[f"after {name}"]
+        if before - after > MUCH_LOST * before:
+            out.append(
+                f"{count_text(before - after)} of {count_text(before)} people with a code of {name} lose it when their "
+                "records are read, because of its time: before a birth, after a death, or in an impossible year. See "
+                "what was fixed, and correct these dates."
             )
         sure, unsure = counts[f"confirmed {name}"], counts[f"unconfirmed {name}"]
         if unsure > MUCH_UNSURE * (sure + unsure):

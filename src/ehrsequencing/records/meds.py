@@ -181,6 +181,8 @@ class MedsReader:
 
     Attributes:
         fixes: How often each fix of `FIXES` was applied by the shards read so far.
+        causes: What to count of them as well, by name: codes that end or are the question of a task.
+        people: How many have such a code in the files (`before NAME`), and in what is read (`after NAME`).
         late: Rows that are dropped, since they come long after all others; `survey` sets it. None without any.
 
     Raises:
@@ -200,7 +202,8 @@ class MedsReader:
         self._manifest = _own_manifest(data)
         self._is_import = IMPORT_SETTINGS in read_card(data)
         check_schemas(self.shards)
-        self.fixes = Counter[str]()
+        self.fixes, self.people = Counter[str](), Counter[str]()
+        self.causes: dict[str, CodeMatcher] = {}
         self.late: LateRows | None = None
         # codes that end a follow-up: after a death they stand at it
         self.ends, self.no_ends = CodeMatcher(ENDS), CodeMatcher(())
@@ -227,16 +230,23 @@ class MedsReader:
             encounter_column=self.encounter_column,
             is_import=self._is_import,
         )
-        return fix(
+        until_us = None if self.late is None else self.late.until_us
+        fixed = fix(
             events,
             path,
             self.fixes,
             declared_us=self.declared_us,
-            until_us=None if self.late is None else self.late.until_us,
+            until_us=until_us,
             ends=self.ends,
             no_ends=self.no_ends,
             values=self.values,
         )
+        in_time = events.time_us <= (MAX_US if until_us is None else until_us)
+        for name, matcher in self.causes.items():
+            before = np.unique(events.subject_id[matcher.events(events) & in_time])
+            self.people[f"before {name}"] += len(before)
+            self.people[f"after {name}"] += len(np.unique(fixed.subject_id[matcher.events(fixed)]))
+        return fixed
 
 
 def _own_manifest(data: Path) -> dict[str, Any]:

@@ -215,6 +215,13 @@ def fill(
         spellings = other_spellings(filter(None, named), fit.common_codes())
         people = {code: int(fit.subjects[fit.number[code]]) for code in spellings}
         tallies[builder.task.name].other_spellings = people
+        tallies[builder.task.name].follow_up.update(
+            {
+                f"{when} {name}": reader.people[f"{when} {builder.task.name} {name}"]
+                for when in ("before", "after")
+                for name in builder.task.causes
+            }
+        )
     doubtful = list[Ints]()
     items = ((shards, surveyed.end_us) for shards in ranges(surveyed.part.kept, n_ranges))
     with ExitStack() as stack:

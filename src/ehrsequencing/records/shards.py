@@ -37,6 +37,7 @@ from ehrsequencing.records.codes import (
 from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
 from ehrsequencing.records.events import (
+    DEATH,
     DOUBTFUL_DEATH,
     ENDS,
     Events,
@@ -128,6 +129,13 @@ class ShardWork:
         excluded = excluded_codes(study, tasks, parents)
         lookup = split_lookup(data, study=study, tasks=tasks, excluded=excluded, parents=parents)
         builders = [CohortBuilder(task, parents=parents) for task in tasks]
+        # deaths are counted by rules of their own
+        reader.causes = {
+            f"{one.task.name} {name}": matcher
+            for one in builders
+            for name, matcher in zip(one.task.causes, one.cause_codes, strict=True)
+            if not matcher(DEATH)
+        }
         return cls(reader, lookup, study, builders, excluded, parents)
 
     @property
@@ -142,14 +150,14 @@ class ShardWork:
 
     def fit(
         self, shards: range, late: LateRows | None
-    ) -> tuple[list[KeptRows], list[DayCounts], VocabularyFit, Counter[str]]:
+    ) -> tuple[list[KeptRows], list[DayCounts], VocabularyFit, list[Counter[str]]]:
         """First pass: collect what the vocabulary is fitted on, and keep the fixed rows, but late ones, in files.
 
         Returns:
-            Per shard its kept rows and its rows by day; the fit of all; and how often each fix was applied.
+            Per shard its kept rows and its rows by day; the fit of all; and what the reader counted.
         """
         reader, fit = copy(self.reader), self.new_fit()
-        reader.fixes, reader.late = Counter(), late
+        reader.fixes, reader.people, reader.late = Counter(), Counter(), late
         rows, days = list[KeptRows](), list[DayCounts]()
         for number in shards:
             events = reader.read(reader.shards[number])
@@ -161,7 +169,7 @@ class ShardWork:
             days.append(count_days(events, late))
             path = self.folder / KEPT / f"{number}.rows"
             rows.append(keep(events, path, fit.numbers(events.codes)))
-        return rows, days, fit, reader.fixes
+        return rows, days, fit, [reader.fixes, reader.people]
 
     def encode(self, shards: Sequence[KeptRows], dataset_end_us: int) -> list[EncodedShard]:
         """Second pass: encode a range of subjects, piece by piece, with the stored vocabulary."""
@@ -218,9 +226,12 @@ class FirstPass(Part):
         n = len(reader.shards)
         step = max(1, min(_SHARDS_AT_ONCE, n // (_CALLS_PER_PROCESS * self.jobs)))
         items = ((range(k, min(k + step, n)), reader.late) for k in range(0, n, step))
-        for parts, counts, fit, fixes in call_in_order(self.work, "fit", items, jobs=self.jobs):
+        for parts, counts, fit, (fixes, people) in call_in_order(
+            self.work, "fit", items, jobs=self.jobs
+        ):
             self.fit.merge(fit)
             reader.fixes.update(fixes)
+            reader.people.update(people)
             codes = self.fit.numbers(tuple(fit.number))  # theirs → ours
             for part, days in zip(parts, counts, strict=True):
                 self.kept.append(replace(part, numbers=codes.take(part.numbers)))

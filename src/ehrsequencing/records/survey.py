@@ -206,7 +206,7 @@ def survey(
     if reader.declared_us is None:
         reader.late = find_late_rows(surveyed.days)
     if reader.late is not None:
-        reader.fixes = Counter()
+        reader.fixes, reader.people = Counter(), Counter()
         surveyed = _read_all(reader, new_part(), tick)
     return surveyed
 

@@ -16,9 +16,8 @@ from ehrsequencing.config import DAYS_PER_YEAR
 from ehrsequencing.core.arrays import Floats
 from ehrsequencing.reporting.chart import Chart, Curve, Estimate, Figure, ticks
 from ehrsequencing.reporting.wording import duration, percent, percent_mark, plain, with_interval
-from ehrsequencing.results.result_types import Histogram, IncidenceRow
+from ehrsequencing.results.result_types import IncidenceRow
 
-_BARS = 20  # of a histogram
 _MOST_BESIDE, _MOST_ABOVE = 40, 56  # letters of a name beside its row, and above it
 
 # ----------------------------------------------------------------------------------------------- charts made of rows
@@ -118,31 +117,10 @@ def shorten(words: str, most: int = 18) -> str:
     return f"…//{tail}" if tail != words and len(tail) <= most - 3 else words[: most - 1] + "…"
 
 
-def histogram(training: Floats, here: Floats, *, title: str) -> Figure:
-    """Two distributions from their quantiles: bars for the training people, a stepped line for the new people.
-
-    Args:
-        training: Quantiles at equal steps.
-        here: The same of the new people.
-        title: Name of the figure.
-    """
-    low, high = min(training[0], here[0]), max(training[-1], here[-1])
-    edges = np.linspace(low, high if high > low else low + 1, _BARS + 1)
-    bars, line = (np.histogram(some, edges)[0] / len(some) for some in (training, here))
-    top = 1.05 * float(max(bars.max(), line.max()))
-    chart = Chart(300, 150, (edges[0], edges[-1]), (0, top), left=14, bottom=24)
-    for k, bar in enumerate(bars.tolist()):
-        chart.bar((edges[k], edges[k + 1]), bar, 0, "bar unknown")
-    chart.path(np.repeat(edges, 2)[1:-1].tolist(), np.repeat(line, 2).tolist())
-    chart.x_axis("", plain, ticks(float(edges[0]), float(edges[-1]), 4))
-    chart.told.append("grey bars: training people; line: these people")
-    return chart.svg(title)
-
-
 # ------------------------------------------------------------------------------------------------ risks and decisions
 
 
-def calibration(curve: Curve, *, title: str, histogram: Histogram) -> Figure:
+def calibration(curve: Curve, *, title: str, histogram: dict[str, Any]) -> Figure:
     """Observed against predicted risk: a smooth curve with its band, and the diagonal, above how common each risk is.
 
     Args:

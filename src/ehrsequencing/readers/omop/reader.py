@@ -205,7 +205,11 @@ def _columns(name: str) -> list[str]:
     columns += ("visit_occurrence_id",) if spec else ()
     columns += _VALUED if spec and spec.valued else ()
     if spec and spec.role is Role.BEGUN:
-        columns += ("condition_type_concept_id", "condition_status_concept_id")
+        columns += (
+            "condition_type_concept_id",
+            "condition_status_concept_id",
+            "condition_status_source_value",
+        )
     if spec and spec.end is not None:
         columns += [
             f"{stem}_{kind}" for stem in _DISCHARGES for kind in ("concept_id", "source_value")
@@ -336,7 +340,10 @@ def _events(
             "numbered": pc.is_valid(columns["numeric_value"]),
         }
     if spec.role is Role.BEGUN:
-        keys["status_id"] = block.whole("condition_status_concept_id")
+        status = block.whole("condition_status_concept_id")  # counts before a word
+        is_named = pc.fill_null(pc.greater(status, 0), False)
+        word = pc.if_else(is_named, NO_TEXT, block.name("condition_status_source_value"))
+        keys |= {"status_id": status, "status": word}
     few, place = combinations(keys)
     unmapped = pc.equal(few["concept_id"], 0)
     is_unmapped = np.asarray(unmapped)[place]
@@ -354,6 +361,7 @@ def _events(
         columns["numeric_value"] = pc.if_else(pa.array(is_unmapped), NO_NUMBER, number)
     if spec.role is Role.BEGUN and job.settings.provisional == "apart":
         is_unsure = pc.is_in(few["status_id"], pa.array(_TERMS["provisional"]))
+        is_unsure = pc.or_(is_unsure, _says(few["status"], _TERMS["unsure"]))
         job.report.counts["provisional"] += int(np.asarray(is_unsure)[place].sum())
         code = concepts.derived(code, pc.if_else(is_unsure, PROVISIONAL[2:], NO_TEXT))
     if spec.end is not None:
@@ -365,11 +373,21 @@ def _events(
     coded = pa.DictionaryArray.from_arrays(pa.array(place), code.combine_chunks())
     is_early = spec.role is Role.BEGUN and job.settings.known == "earliest"
     made = make_rows(Role.EVENT if is_early else spec.role, base, coded, **columns)
-    if spec.role is not Role.BEGUN or is_early:
+    if spec.role is not Role.BEGUN:
         return made
-    billed = pc.is_in(block.whole("condition_type_concept_id"), pa.array(_BILLS))
-    role = pc.if_else(billed, int(Role.BILLED), int(Role.BEGUN)).cast(pa.int8())
-    return made.set_column(made.column_names.index("role"), "role", role)
+    if not is_early:
+        billed = pc.is_in(block.whole("condition_type_concept_id"), pa.array(_BILLS))
+        role = pc.if_else(billed, int(Role.BILLED), int(Role.BEGUN)).cast(pa.int8())
+        made = made.set_column(made.column_names.index("role"), "role", role)
+    is_absent = np.asarray(_says(few["status"], _TERMS["absent"]))[place]
+    job.report.counts["not_done"] += int(is_absent.sum())
+    job.report.lose("not_done", block.source.to_numpy()[is_absent])
+    return made.filter(pa.array(~is_absent))
+
+
+def _says(words: pa.ChunkedArray, pattern: str) -> pa.ChunkedArray:
+    """(n,) which words a pattern finds; none in null."""
+    return pc.fill_null(pc.match_substring_regex(words, pattern), False)
 
 
 def _left(block: Block, spec: EventTable) -> pa.ChunkedArray:
@@ -379,17 +397,14 @@ def _left(block: Block, spec: EventTable) -> pa.ChunkedArray:
     concept = pc.max_element_wise(*concepts)
     word = pc.coalesce(*(block.text(f"{stem}_source_value") for stem in _DISCHARGES))
 
-    def says(pattern: str) -> pa.ChunkedArray:
-        return pc.fill_null(pc.match_substring_regex(word, pattern), False)
-
-    is_known = pc.or_(pc.fill_null(pc.greater(concept, 0), False), says("[A-Za-z]"))
+    is_known = pc.or_(pc.fill_null(pc.greater(concept, 0), False), _says(word, "[A-Za-z]"))
     is_whole = spec.role is Role.VISIT
     left = pc.if_else(pc.and_(is_known, is_whole), int(Left.ALIVE), pa.scalar(None, pa.int8()))
     is_told = pc.fill_null(pc.greater(concept, 0), False)  # a concept counts before a word
     for name in ("moved", "still", "died") if is_whole else ("died",):
-        by_word = says(words[name])
+        by_word = _says(word, words[name])
         if name == "moved":
-            by_word = pc.and_(by_word, pc.invert(pc.or_(says(words["home"]), is_told)))
+            by_word = pc.and_(by_word, pc.invert(pc.or_(_says(word, words["home"]), is_told)))
         is_so = pc.or_(pc.is_in(concept, pa.array(said[name])), by_word)
         left = pc.if_else(is_so, int(Left[name.upper()]), left)
     return left.cast(pa.int8())
