@@ -23,8 +23,7 @@ from ehrsequencing.records.account import PeopleCounts, Reference, Rounded
 from ehrsequencing.records.people import PEOPLE, quantiles_of_risks, some_people
 from ehrsequencing.records.prepared import REFERENCE, read_reference
 from ehrsequencing.records.timelines import TaskRecords
-from ehrsequencing.results.manifest_types import Origin
-from ehrsequencing.results.result_types import EpochRow
+from ehrsequencing.results.result_types import EpochRow, Origin
 from ehrsequencing.training.loop import Progress, ShowProgress, show_nothing
 from ehrsequencing.training.objectives import provenance
 from ehrsequencing.training.plan import Plan
