@@ -10,11 +10,11 @@ from ehrsequencing.batches.device import on_device
 from ehrsequencing.batches.loader import Step, SubjectLoader
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.core.arrays import Floats, Floats32, Ints
-from ehrsequencing.models import ensemble as models
 from ehrsequencing.models.base import SurvivalModel
+from ehrsequencing.models.ensemble import Ensemble
 from ehrsequencing.models.outcomes import onset_risk
 from ehrsequencing.models.segments import to_device
-from ehrsequencing.predictors.predictor import Predictor, in_parts
+from ehrsequencing.predictors.predictor import Known, Predictor, in_parts
 from ehrsequencing.records.timelines import TaskRecords, Timelines
 
 NETWORK = "network"
@@ -26,7 +26,9 @@ FEW_ROWS = (
 
 
 class Network(Predictor):
-    """A network with the `horizon` head.
+    """A network with the `horizon` head, or an ensemble of them, whose hazards are averaged in every bin.
+
+        λ_{e,k} = (1/M) Σ_m λ^m_{e,k}
 
     Args:
         model: On its device.
@@ -38,30 +40,8 @@ class Network(Predictor):
     def __init__(self, model: SurvivalModel, code_types: Ints | None = None) -> None:
         self.model, self.code_types = model, code_types
         self.edges_days, self.n_causes = model.config.edges_days, model.config.causes
-
-    def hazards(self, records: TaskRecords) -> Iterator[tuple[slice, Floats]]:
-        """See `Predictor`."""
-        for rows, part in in_parts(records):
-            loader = SubjectLoader.of_model(self.model.config, part, code_types=self.code_types)
-            at, eta = log_hazards(self.model, loader)
-            out = np.empty(eta.shape)
-            out[at] = np.exp(eta.astype(np.float64))
-            yield rows, out
-
-
-class Ensemble(Predictor):
-    """Several predictors of one grid, whose hazards are averaged in every bin.
-
-        λ_{e,k} = (1/M) Σ_m λ^m_{e,k}
-
-    Args:
-        members: M ≥ 2.
-    """
-
-    def __init__(self, members: Sequence[Predictor]) -> None:
-        self.members = members
-        self.name = members[0].name
-        self.edges_days, self.n_causes = members[0].edges_days, members[0].n_causes
+        each = model.members if isinstance(model, Ensemble) else ()
+        self.members = [Network(cast(SurvivalModel, one), code_types) for one in each]
 
     def hazards(self, records: TaskRecords) -> Iterator[tuple[slice, Floats]]:
         """See `Predictor`."""
@@ -70,17 +50,21 @@ class Ensemble(Predictor):
 
     def spread(self, records: TaskRecords) -> Iterator[tuple[slice, Floats]]:
         """See `Predictor`."""
-        for parts in zip(*(one.hazards(records) for one in self.members), strict=True):
-            each = np.stack([hazards for _, hazards in parts])
-            yield parts[0][0], np.concatenate([each.mean(axis=0, keepdims=True), each])
+        for rows, part in in_parts(records):
+            each = np.stack([one._of_part(part, Known()) for one in self.members or [self]])
+            yield (
+                rows,
+                np.concatenate([each.mean(axis=0, keepdims=True), each[: len(self.members)]]),
+            )
 
-
-def network(model: SurvivalModel, code_types: Ints | None = None) -> Predictor:
-    """A model as a predictor: a network, or an ensemble of them."""
-    if isinstance(model, models.Ensemble):
-        members = cast(Sequence[SurvivalModel], model.members)
-        return Ensemble([Network(one, code_types) for one in members])
-    return Network(model, code_types)
+    def _of_part(self, part: TaskRecords, known: Known) -> Floats:
+        if self.members:
+            return self.all_hazards(part)
+        loader = SubjectLoader.of_model(self.model.config, part, code_types=self.code_types)
+        at, eta = log_hazards(self.model, loader)
+        out = np.empty(eta.shape)
+        out[at] = np.exp(eta.astype(np.float64))
+        return out
 
 
 @torch.no_grad()

@@ -17,7 +17,7 @@ from ehrsequencing.core.outputs import ARRAYS_FILE, BLEND_FILE, HISTORY, RUN, re
 from ehrsequencing.models.ensemble import Ensemble, load_model
 from ehrsequencing.predictors.blend import STACKED, Blend, Stack, fit_stack
 from ehrsequencing.predictors.fit import fit_blend, fit_last_step
-from ehrsequencing.predictors.network import NETWORK, network, visit_hazards
+from ehrsequencing.predictors.network import NETWORK, Network, visit_hazards
 from ehrsequencing.predictors.predictor import Predictor
 from ehrsequencing.records.account import PeopleCounts, Reference, Rounded
 from ehrsequencing.records.people import PEOPLE, quantiles_of_risks, some_people
@@ -176,7 +176,7 @@ def write_run(
     kept = dict[str, Reference | PeopleCounts[Rounded]]()
     if not plan.is_member and (plan.prepared.folder / REFERENCE).is_file():  # older sets lack it
         if predictor is None and trained is not None and plan.config.head == "horizon":
-            predictor = network(trained.model, plan.code_types)
+            predictor = Network(trained.model, plan.code_types)
         kept = _reference(plan, trained, predictor)
         if predictor is not None:
             facts = {**facts, "learned": learned(plan, predictor)}
@@ -243,7 +243,7 @@ def _save_blend(
         stacked.save(out, correction)
         whole = stacked if correction is None else stacked.recalibrated(*correction)
         return whole, {"parts": [one.name for one in stacked.parts]}
-    alone = network(trained.model, plan.code_types)
+    alone = Network(trained.model, plan.code_types)
     blend = fit_blend(alone, stacked, data, trained.last_step)
     blend.save(out)
     of_network = blend.weights.value[:, 0].tolist()

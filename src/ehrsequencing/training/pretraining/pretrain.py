@@ -95,7 +95,7 @@ class Pretrainer:
 
         # the model and the objectives at their start
         rates = training_rates(self.train, self.codes, seed=self.settings.seed)
-        inputs = ObjectiveInputs(self.config, self.codes, rates)
+        inputs = ObjectiveInputs(self.config, self.codes, *rates)
         torch.manual_seed(self.settings.seed)
         start = build_model(self.config)
         objectives = nn.ModuleDict(
