@@ -21,8 +21,8 @@ from ehrsequencing.metrics.bootstrap import mean_by_subject
 from ehrsequencing.metrics.hazards import event_bin, exposure, hazards_through, horizon_nll
 from ehrsequencing.models.risks import cumulative_incidence
 from ehrsequencing.predictors.predictor import Predictor
-from ehrsequencing.records.meds import simulation_faults
 from ehrsequencing.records.parquet_rows import read_batches
+from ehrsequencing.records.prepared import simulation_faults
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
 from ehrsequencing.results.result_types import ExcessRow, Oracle
 
