@@ -92,7 +92,9 @@ def run_ours(place: Place, prepared: Prepared) -> None:
     steps = {name: fit_last_step(model, data) for name, model in alone.items()}
     models: dict[str, Predictor] = {"blend": run.predictor, "network": run.blend.parts[0]}
     models |= {
-        name: model if (step := steps[name]) is None else model.recalibrated(*step)
+        name: model
+        if (step := steps[name]) is None
+        else model.recalibrated(step.intercept, step.slope)
         for name, model in alone.items()
     }
     for name, model in models.items():

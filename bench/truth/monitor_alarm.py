@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ehrsequencing.core.arrays import Floats
-from ehrsequencing.metrics.expected import expected_accuracy
+from ehrsequencing.metrics.hazards import expected_accuracy
 from ehrsequencing.metrics.plain import brier, concordance, ipa
 from ehrsequencing.metrics.sequential import evidence
 

@@ -21,10 +21,10 @@ from ehrsequencing.config import load_study
 from ehrsequencing.config.files import load_task
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.made_of import differing
-from ehrsequencing.evaluation.cohort_table import cohort_table
 from ehrsequencing.evaluation.context import Context
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.rivals import Evaluated
+from ehrsequencing.evaluation.subgroups import cohort_table
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.prediction.predict import Request, predict
 from ehrsequencing.records.prepare import content_of

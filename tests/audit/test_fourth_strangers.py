@@ -7,7 +7,7 @@ import pytest
 
 from ehrsequencing.audit.audit import _told
 from ehrsequencing.audit.data import Check, Finding
-from ehrsequencing.audit.levels import across
+from ehrsequencing.audit.leading_codes import across
 from helpers.meds import DAY_US, HOUR_US, Row
 from helpers.planted_codes import audited, findings, hospital, with_splits
 

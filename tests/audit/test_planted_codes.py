@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ehrsequencing.audit.data import Finding
-from ehrsequencing.audit.fitted import excluded_codes, pretraining, unseen_subjects
 from ehrsequencing.audit.leading_codes import _compared, _Visits
+from ehrsequencing.audit.people import excluded_codes, pretraining, unseen_subjects
 from ehrsequencing.audit.suspicion import UNKNOWN, _without, importance, sentence
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting.terminal import audit_lines
@@ -99,15 +99,15 @@ def test_a_code_that_is_sometimes_wrong_is_a_warning(tmp_path: Path) -> None:
     assert "'COMFORT_CARE' (6" in finding.reason
 
 
-def test_a_code_of_ten_people_is_found_and_not_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("people", [10, 11])
+def test_a_code_is_found_and_named_from_eleven_people_on(people: int, tmp_path: Path) -> None:
     rows, died, _, _ = hospital()
     splits = hospital_splits(rows)
-    ten = [who for who in died if splits[who] == "train"][:10]
-    rows += [Row(who, died[who] - 2 * HOUR_US, "DISCHARGE//DIED") for who in ten]
+    some = [who for who in died if splits[who] == "train"][:people]
+    rows += [Row(who, died[who] - 2 * HOUR_US, "DISCHARGE//DIED") for who in some]
     found = findings(audited(tmp_path, rows, splits))["event_after_code"]
-    assert found.verdict == "leak"
-    assert "DIED" not in found.reason
-    assert "too few people to be named" in found.reason
+    assert found.verdict == ("leak" if people == 11 else "passed")
+    assert ("'DISCHARGE//DIED'" in found.reason) == (people == 11)
 
 
 def test_an_event_that_soon_comes_to_nearly_everybody_is_no_finding(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.results import add_result, read_result, write_result
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.reporting.model_cards import model_card
 from ehrsequencing.reporting.report import ANSWER, DETAILS, PAGES, render
+from ehrsequencing.reporting.share import model_card
 from ehrsequencing.reporting.terminal import metric_lines
 from ehrsequencing.results import redaction
 from ehrsequencing.results.redaction import INDIVIDUAL, redact
@@ -210,7 +210,7 @@ def shared_files(exact: dict[str, Any], run: Run) -> dict[str, str]:
         "metrics.json": json.dumps(told),
         ANSWER: render(exact, ANSWER),
         DETAILS: render(told, DETAILS),  # drawn again where the exact result is gone
-        "README.md": model_card(run, told, "The audit found no leak."),
+        "README.md": model_card(told, run=run),
         "terminal": "\n".join(metric_lines(told)),
         "table 2": accuracy_table(told, place, title="Accuracy").to_markdown(),
     }
@@ -366,7 +366,7 @@ def test_what_few_peoples_events_decide_is_hidden(split: str, few: bool) -> None
     row = {"train_nll": 1.2345, "tuning_nll": 1.2345}
     exact |= {"history": [row], "baselines": [{"model": "a", **row}]}
     weights = [{"cause": cause, "part": "network", "value": 0.5, "low": 0.4, "high": 0.6} for cause in (rare, often)]
-    exact["blend"] = {"folds": 5, "parts": ["network"], "weights": weights, "best_part": "network", **row}
+    exact["blend"] = {"folds": 5, "parts": ["network"], "weights": weights, **row}
     told = redact(exact)
     name = f"{'train' if split == 'train' else 'tuning'}_nll"
     for one in (*told["history"], *told["baselines"], told["blend"]):

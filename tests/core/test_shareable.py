@@ -68,7 +68,6 @@ def test_counts_of_an_audit_are_rounded() -> None:
 def test_a_likelihood_of_tuning_people_needs_eleven_with_an_event(had: dict[str, int], is_shown: bool) -> None:
     exact = complete() | {
         "baselines": [{"model": "Cox", "tuning_nll": 1.5}],
-        "blend": {"tuning_nll": {"network": 1.4}, "best_part": "network"},
     }
     exact["events"]["tuning"] = {"censored": 400, **had}
     exact["history"] = [
@@ -77,7 +76,6 @@ def test_a_likelihood_of_tuning_people_needs_eleven_with_an_event(had: dict[str,
     shared = redact(exact)
     assert (shared["history"][0]["tuning_nll"] is not None) == is_shown
     assert (shared["baselines"][0]["tuning_nll"] is not None) == is_shown
-    assert (shared["blend"]["tuning_nll"] is not None) == is_shown
     assert shared["history"][0]["subjects_per_second"] is None, "times the seconds it is the training people"
 
 

@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 
 from ehrsequencing.config import load_study
-from ehrsequencing.evaluation.cohort_table import cohort_table
 from ehrsequencing.evaluation.comparison import Comparison, draw_subjects, main_place
 from ehrsequencing.evaluation.context import Context, input_rates
 from ehrsequencing.evaluation.curves import cells, decision_rows, incidence_rows, smooth_rows
 from ehrsequencing.evaluation.estimates import over_time_rows
 from ehrsequencing.evaluation.population import Population, at_risk, unobserved_tenths
 from ehrsequencing.evaluation.rivals import Evaluated
-from ehrsequencing.evaluation.subgroups import NOT_RECORDED, groups_of_rows, subgroup_rows
+from ehrsequencing.evaluation.subgroups import NOT_RECORDED, cohort_table, groups_of_rows, subgroup_rows
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords, Timelines
 from ehrsequencing.records.vocabulary import Vocabulary

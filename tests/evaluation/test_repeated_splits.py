@@ -16,7 +16,7 @@ from ehrsequencing.evaluation import repeated_splits as module
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.population import Population
-from ehrsequencing.evaluation.repeated_splits import Place, Split, corrected_interval, repeated_splits, summarise
+from ehrsequencing.evaluation.repeated_splits import corrected_interval, repeated_splits, summarise
 from ehrsequencing.evaluation.rivals import Evaluated, fit_rivals
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.prediction.run import Run
@@ -27,6 +27,7 @@ from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.results.result_types import place_of
 from ehrsequencing.simulate.dataset import simulate
 from helpers.command_line import ehrseq, refused
+from helpers.metrics_json import of_split
 from helpers.training import Interrupted
 
 QUICK = EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=0)
@@ -59,7 +60,7 @@ def test_undefined_splits() -> None:
 
 def test_differences_are_paired_over_the_splits() -> None:
     splits = [
-        Split(seed, 80, 20, {Place(OURS, 0.0, "d", 30.0, "c"): ours, Place("Cox", 0.0, "d", 30.0, "c"): cox})
+        of_split(seed, {(OURS, 0.0, "d", 30.0, "c"): ours, ("Cox", 0.0, "d", 30.0, "c"): cox}, train=80)
         for seed, ours, cox in ((1, 0.8, 0.7), (2, 0.9, 0.6), (3, 0.7, 0.65))
     ]
     table = summarise(splits)
@@ -119,11 +120,9 @@ def test_each_split_is_the_whole_way_anew(
         ).tables()[0]
         stored = json.loads((folder / "rows.json").read_text())
         assert stored["metrics"] == rows
-        values = Split.of(stored).values
+        values = {(place_of(row), row["model"], row["metric"]): row["value"] for row in rows}
         for row in table["rows"]:
-            keys = ("model", "landmark_days", "cause", "horizon_days", "metric")
-            value = values.get(Place(*(row[key] for key in keys)), np.nan)
-            assert row["values"][number] == (None if np.isnan(value) else value)
+            assert row["values"][number] == values.get((place_of(row), row["model"], row["metric"]))
     sizes = [len(s) for s in sets]
     assert 0.1 * 300 < min(sizes) <= max(sizes) < 0.3 * 300
     shifted = {i + 1 for i in sets[1]}

@@ -19,7 +19,7 @@ from ehrsequencing.evaluation.estimates import (
     scope_estimates,
 )
 from ehrsequencing.evaluation.population import at_risk, follow_up
-from ehrsequencing.evaluation.repeated_splits import Place, Split, summarise
+from ehrsequencing.evaluation.repeated_splits import summarise
 from ehrsequencing.evaluation.results import without_few
 from ehrsequencing.evaluation.subgroups import subgroup_rows
 from ehrsequencing.metrics.bootstrap import interval_around
@@ -27,7 +27,7 @@ from ehrsequencing.reporting.scores import Scores, cause_verdict
 from ehrsequencing.reporting.terminal import metric_lines
 from ehrsequencing.results.redaction import redact
 from helpers.comparison import CAUSES, HORIZONS, world
-from helpers.metrics_json import complete
+from helpers.metrics_json import complete, of_split
 
 
 def judged(seed: int, n: int, *, resamples: int = 12, rows_each: int = 1) -> Comparison:
@@ -174,15 +174,9 @@ def test_nobody_is_better_by_a_handful(n: int) -> None:
 @pytest.mark.parametrize(("events", "subjects", "few"), [(1, 40, True), (8, 40, False), (8, 3, True)])
 def test_random_splits_that_judge_too_few_compare_nothing(events: int, subjects: int, few: bool) -> None:
     """Ten splits of a fifth judge .89 of the cohort, which has five times the events and subjects of one of them."""
-    places = [Place(model, 0.0, "d", 365.0, "c") for model in (OURS, "Cox")]
+    places = [(model, 0.0, "d", 365.0, "c") for model in (OURS, "Cox")]
     splits = [
-        Split(
-            seed,
-            160,
-            40,
-            dict(zip(places, [0.9, 0.7 - 0.001 * seed], strict=True)),
-            dict.fromkeys(places, (events, subjects)),
-        )
+        of_split(seed, dict(zip(places, [0.9, 0.7 - 0.001 * seed], strict=True)), 160, 40, (events, subjects))
         for seed in range(10)
     ]
     found = summarise(splits)
@@ -197,8 +191,8 @@ def test_a_mean_over_splits_is_shown_by_the_people_of_all_splits(events: int, sh
     """25 fifths of a cohort hold out all of it: five times one split's people, however few that split has."""
     metrics = complete()
     main = metrics["main"]
-    place = Place(OURS, main["landmark_days"], metrics["causes"][0], main["horizon_days"], "c")
-    metrics["repeated_splits"] = summarise([Split(k, 240, 60, {place: 0.8}, {place: (events, 60)}) for k in range(25)])
+    place = (OURS, main["landmark_days"], metrics["causes"][0], main["horizon_days"], "c")
+    metrics["repeated_splits"] = summarise([of_split(k, {place: 0.8}, 240, 60, (events, 60)) for k in range(25)])
     (row,) = metrics["repeated_splits"]["rows"]
     assert (row["events"], row["subjects"]) == (int(events * 5 * (1 - 0.8**25)), 298)
     for one in metrics["at_risk"]:  # three people of the run's own split had it

@@ -417,3 +417,19 @@ def _splits(metrics: dict[str, Any]) -> dict[str, Any]:
 
 WIDE = {"causes": ("death", "transplant"), "landmarks": (YEAR, 3 * YEAR), "horizons": (YEAR, 3 * YEAR, 5 * YEAR)}
 ORACLE = {"nll_model": 1.103, "nll_oracle": 1.061, "nll_difference": 0.042, "nll_difference_se": 0.011}
+
+
+def of_split(
+    seed: int,
+    values: dict[tuple[Any, ...], float],
+    train: int = 80,
+    held_out: int = 20,
+    counts: tuple[int, int] = (20, 40),
+) -> dict[str, Any]:
+    """What is kept of one random split: a value for each model, landmark, cause, horizon and metric."""
+    names = ("model", "landmark_days", "cause", "horizon_days", "metric")
+    rows = [
+        {**dict(zip(names, place, strict=True)), "value": value, "events": counts[0], "subjects": counts[1]}
+        for place, value in values.items()
+    ]
+    return {"seed": seed, "train_subjects": train, "held_out_subjects": held_out, "metrics": rows}

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from ehrsequencing.metrics import accuracy, plain
-from ehrsequencing.metrics.calibration import spline_design, spline_knots
+from ehrsequencing.metrics.calibration import fit_logistic, spline_design, spline_knots
 from ehrsequencing.metrics.censoring import SubjectClock, aalen_johansen
 from ehrsequencing.metrics.hazards import expected_events, hazards_through
-from ehrsequencing.metrics.logistic import fit_logistic
 from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.metrics.registry import METRICS, values
 from ehrsequencing.predictors.cox import CoxRegression, CoxRows

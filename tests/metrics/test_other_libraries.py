@@ -37,7 +37,7 @@ from sksurv.nonparametric import (
 )
 
 from ehrsequencing.metrics import accuracy, discrimination
-from ehrsequencing.metrics.calibration import aalen_johansen_error, spline_design
+from ehrsequencing.metrics.calibration import aalen_johansen_error, fit_logistic, spline_design
 from ehrsequencing.metrics.censoring import (
     RiskSets,
     StepFunction,
@@ -45,7 +45,6 @@ from ehrsequencing.metrics.censoring import (
     aalen_johansen_se,
     censoring_survival,
 )
-from ehrsequencing.metrics.logistic import fit_logistic
 from ehrsequencing.metrics.outcomes import ScoredRows
 from helpers.settings import examples
 from reference import tied_oracles

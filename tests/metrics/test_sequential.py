@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ehrsequencing.metrics import sequential
-from ehrsequencing.metrics.expected import expected_accuracy
+from ehrsequencing.metrics.hazards import expected_accuracy
 from ehrsequencing.metrics.plain import brier, concordance, ipa
 from ehrsequencing.metrics.sequential import evidence
 

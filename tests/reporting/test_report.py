@@ -20,11 +20,10 @@ from ehrsequencing.reporting.patient import (
     patient_of,
 )
 from ehrsequencing.reporting.report import ANSWER, pages, render, standalone
-from ehrsequencing.results.result_types import Histogram
 from helpers.metrics_json import MODELS, ORACLE, WIDE, complete, example
 from helpers.report_page import Page, svgs
 
-NO_BARS: Histogram = {"edges": [0.0], "shares": []}
+NO_BARS: dict[str, Any] = {"edges": [0.0], "shares": []}
 
 # ---------------------------------------------------------------------------------------------------------- the page
 

@@ -201,7 +201,7 @@ def test_the_run_keeps_the_model_alone(sim_prepared: Path, tmp_path: Path) -> No
 
 def hazards_gradients(trainer: Trainer) -> list[Tensor | None]:
     """What the hazards' optimiser would be given in the first step."""
-    steps = trainer.loader.shuffled(0, seed=0, visit_budget=trainer.budget, most_subjects=8)
+    steps = trainer.loader.shuffled(0, seed=0, visit_budget=trainer.training.visit_budget, most_subjects=8)
     trainer.training.begin_step(TrainingState())
     trainer.training.add_gradients(next(trainer.training.batches(steps)))
     return [None if p.grad is None else p.grad.clone() for p in trainer.model.parameters()]

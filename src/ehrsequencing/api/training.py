@@ -36,7 +36,7 @@ from ehrsequencing.core.outputs import (
 )
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.results.manifest_types import Origin
+from ehrsequencing.results.result_types import Origin
 from ehrsequencing.training import fit as training
 from ehrsequencing.training.loop import Progress, ShowProgress
 from ehrsequencing.training.objectives import LossFunction

@@ -8,15 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
+from typing import Any
 
-from ehrsequencing.audit import (
-    copies,
-    fitted,
-    leading_codes,
-    levels,
-    predictions,
-    suspicion,
-)
+from ehrsequencing.audit import leading_codes, people, predictions, suspicion
 from ehrsequencing.audit.data import AuditData, Check, Finding
 from ehrsequencing.audit.suspicion import importance, sentence
 from ehrsequencing.core.errors import refuse_unknown
@@ -25,16 +19,13 @@ from ehrsequencing.core.made_of import made_of
 from ehrsequencing.core.version import __version__
 from ehrsequencing.prediction.run import AUDIT, Run, add_to_run, require_room
 from ehrsequencing.results.redaction import redact_audit
-from ehrsequencing.results.result_types import AuditCheck, SharedAudit
+from ehrsequencing.results.result_types import SharedAudit
 
 CHECKS: tuple[Check, ...] = (
     *predictions.CHECKS,
-    copies.CHECK,
-    *fitted.CHECKS,
+    *people.CHECKS,
     *suspicion.CHECKS,
-    *levels.CHECKS,
-    leading_codes.CHECK,
-    leading_codes.DENSITY,
+    *leading_codes.CHECKS,
 )
 
 
@@ -75,12 +66,12 @@ def audit(
     refuse_unknown("code of --allow", allow or {}, run.vocabulary.tokens)
     checks = list(CHECKS)
     if "init" in run.manifest:  # it started from another model
-        checks.append(fitted.CHECK)
+        checks.append(people.PRETRAINING)
     total = len(checks) + 1
     progress(0, total, "reading the records")
     facts = AuditData(run, store, split=split, subjects=subjects, seed=seed)
     facts.read_source(data)
-    answers: list[AuditCheck[int]] = []
+    answers: list[dict[str, Any]] = []
     for number, check in enumerate(checks, start=1):
         progress(number, total, check.name)
         answers.append(_told(facts, check, allow or {}))
@@ -113,7 +104,7 @@ def audit(
     return result.content
 
 
-def _told(data: AuditData, check: Check, allow: Mapping[str, str]) -> AuditCheck[int]:
+def _told(data: AuditData, check: Check, allow: Mapping[str, str]) -> dict[str, Any]:
     """The finding of a check as it is written, with what the suspicious codes matter."""
     if check.needs_records and data.why_no_source is not None:
         finding = Finding("not_tested", data.why_no_source)

@@ -129,9 +129,7 @@ KINDS = ("static", "count", "last")  # of features that are searched
 FAMILY = "family"  # codes with one beginning, counted together
 MOST_FAMILIES = 200
 MOST_CODES, MOST_STATIC, MOST_PEOPLE = 1000, 200, 10_000
-FEWEST_CARRIERS = (
-    10  # of a code without a time, or of a feature that is searched together with others
-)
+FEWEST_CARRIERS = SMALLEST_COUNT  # of a code that is found; whoever is found is named
 
 
 @dataclass(frozen=True)

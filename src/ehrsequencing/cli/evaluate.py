@@ -44,7 +44,7 @@ def evaluate(
     walk = given["walk"]
     external = data is not None and given["splits"] is None and walk is None
     command = "evaluate --data" if external else "evaluate"
-    opened, study = open_run(run, command, settings, config, data=data)
+    opened, study = open_run(run, command, settings, config, data=None if redraw else data)
     from ehrsequencing.api.evaluate import evaluate as evaluate_run, redraw as redraw_report
     from ehrsequencing.config import load_study
     from ehrsequencing.prediction.run import AUDIT

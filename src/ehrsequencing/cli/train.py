@@ -18,7 +18,7 @@ from ehrsequencing.cli.console import (
 from ehrsequencing.cli.options import open_run, read_study
 from ehrsequencing.core.errors import EhrseqError, install
 from ehrsequencing.core.signals import keep_freed_memory
-from ehrsequencing.results.manifest_types import Origin
+from ehrsequencing.results.result_types import Origin
 
 if TYPE_CHECKING:
     from ehrsequencing.prediction.run import Run

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +27,6 @@ from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.vocabulary import Vocabulary
-from ehrsequencing.results.result_types import Checks, Frame, Training
 
 # key in the file (examples/tripod.yaml): (title with the item of TRIPOD+AI or the domain of PROBAST+AI, what is asked)
 QUESTIONS = {
@@ -165,7 +165,7 @@ class Context:
             return self.population.records
         return self.prepared.records(self.source.task.name, split)
 
-    def frame(self) -> Frame[int]:
+    def frame(self) -> dict[str, Any]:
         """Task, data, flow, training: what the report opens and closes with."""
         task, population = self.source.task, self.population
         return {
@@ -208,7 +208,7 @@ class Context:
             **self._training(),
         }
 
-    def _training(self) -> Training:
+    def _training(self) -> dict[str, Any]:
         """What only a run has: its name, weights and history."""
         run = self.source.run
         if run is None:
@@ -229,9 +229,9 @@ class Context:
             in run.manifest.get("members", [run.manifest])[0],
         }
 
-    def checks(self, *, trials: int | None) -> Checks:
+    def checks(self, *, trials: int | None) -> dict[str, Any]:
         """Content of `checks`; `trials` is what people tell of their tuning."""
-        content: Checks = {
+        content: dict[str, Any] = {
             "time_zero": time_zero(self.source.task),
             "tuning_trials": trials,
             "parameters": None,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -22,10 +22,8 @@ from ehrsequencing.metrics.registry import taken
 from ehrsequencing.results.result_types import (
     Cell,
     DecisionRow,
-    Histogram,
     IncidenceRow,
     MetricRow,
-    RiskGroup,
     SmoothRow,
 )
 
@@ -94,7 +92,7 @@ def smooth_rows(
     return curves, metrics
 
 
-def _histogram(risk: Floats) -> Histogram:
+def _histogram(risk: Floats) -> dict[str, Any]:
     """How many people have which predicted risk, in bins of one width; the outer ones have the outer percents, too."""
     low, high = np.quantile(risk, [0.01, 0.99])
     edges = np.linspace(low, high, BARS + 1)
@@ -293,7 +291,7 @@ def tick_days(horizon_days: float) -> list[float]:
     return [horizon_days * k / parts for k in range(parts + 1)]
 
 
-def _group(part: Comparison, model: str, e: int, ticks: Sequence[float]) -> RiskGroup[int]:
+def _group(part: Comparison, model: str, e: int, ticks: Sequence[float]) -> dict[str, Any]:
     """A risk group or everyone: mean predicted and observed incidence, its band over people, who is left."""
     days = part.horizons_days
     observed = estimate(part, model, partial(_incidence, e=e), hides_few=False)["observed"]

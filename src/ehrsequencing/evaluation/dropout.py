@@ -12,6 +12,7 @@ history (Robins & Finkelstein 2000):
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -34,7 +35,7 @@ from ehrsequencing.predictors.features import LinearDesign
 from ehrsequencing.predictors.history import fit_feature_spec, history_features
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.vocabulary import Vocabulary
-from ehrsequencing.results.result_types import DropoutPart, MetricRow
+from ehrsequencing.results.result_types import MetricRow
 
 FOLDS = 5
 RIDGES_PER_EVENT = (10.0, 1.0, 0.1, 0.01)
@@ -112,7 +113,7 @@ class Dropout:
         """Whether leaving depends on the history by more than chance explains."""
         return self.low > 1.0 and (self.gain > SOME_GAIN or self.ratio > SOME_RATIO)
 
-    def as_part(self) -> DropoutPart:
+    def as_part(self) -> dict[str, Any]:
         """The `dropout` key of a result."""
         return {
             "events": self.left,
@@ -304,7 +305,7 @@ def _paths(pieces: Pieces, log_hazard: Floats) -> Paths:
 
 def weighted_by_risks(
     scope: Comparison, *, names: Sequence[str], seed: int, alone: bool
-) -> tuple[Comparison, DropoutPart | None, list[MetricRow[int]]]:
+) -> tuple[Comparison, dict[str, Any] | None, list[MetricRow[int]]]:
     """Rows without records, weighted by what the models' risks say of leaving, where it depends on them.
 
     Args:

@@ -8,6 +8,7 @@ it goes into one result, which `results` writes.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 
@@ -16,7 +17,6 @@ from ehrsequencing.core.arrays import Floats, selected
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.signals import give_back_freed_memory
 from ehrsequencing.evaluation import population as follow_up, results
-from ehrsequencing.evaluation.cohort_table import cohort_table
 from ehrsequencing.evaluation.comparison import (
     ORACLE,
     Comparison,
@@ -44,12 +44,11 @@ from ehrsequencing.evaluation.rivals import (
     Evaluated,
     declared,
     fit_rivals,
-    likelihood_of_parts,
     likelihoods,
     parts_alone,
     trials_of,
 )
-from ehrsequencing.evaluation.subgroups import groups_of_rows, subgroup_rows
+from ehrsequencing.evaluation.subgroups import cohort_table, groups_of_rows, subgroup_rows
 from ehrsequencing.prediction.run import Run, opened, require_room
 from ehrsequencing.predictors.fit import Fitted
 from ehrsequencing.predictors.from_file import FromFile
@@ -61,7 +60,6 @@ from ehrsequencing.results.result_types import (
     Exact,
     IncidenceRow,
     MetricRow,
-    Oracle,
     SmoothRow,
     SubgroupRow,
 )
@@ -267,7 +265,7 @@ class Evaluation:
         self.warnings += self.context.warnings(comparisons)
         causes, strongest = self.task.causes, self._strongest
         at_landmarks = [one for one in comparisons if one.landmark_days is not None]
-        return {
+        content = {
             **self.context.frame(),
             "smooth_calibration": smooth,
             "decision": decision,
@@ -305,12 +303,11 @@ class Evaluation:
             "checks": self.context.checks(trials=self.trials),
             "tripod": read_tripod(self.settings.tripod),
             "oracle": self._oracle(),
-            "blend": results.blend(
-                self.run, likelihood_of_parts(self.run, self.fitted, self.prepared)
-            ),
+            "blend": results.blend(self.run),
             "warnings": self.warnings,
             "made_of": None,  # told by who knows all of it
         }
+        return cast(Exact, content)
 
     def _curves(
         self, comparisons: Sequence[Comparison], progress: Say
@@ -345,7 +342,7 @@ class Evaluation:
         groups = groups_of_rows(self.records, self.source.vocabulary, chosen=at)
         return subgroup_rows(comparison, groups, self.task.causes, model=self.ours)
 
-    def _oracle(self) -> Oracle | None:
+    def _oracle(self) -> dict[str, Any] | None:
         if self.truth is None:
             return None
         if self.run is None:
@@ -417,6 +414,5 @@ def evaluate(
     result["made_of"] = evaluation_made_of(run, split, settings)
     if earlier is not None and settings.tripod is None:
         result["tripod"] = earlier["tripod"]  # what people answered stays
-    results.keep_earlier(run.folder)
     results.add_result(result, run.folder)
     return result

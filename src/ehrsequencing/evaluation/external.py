@@ -48,7 +48,7 @@ from ehrsequencing.records.timelines import (
     open_arrays,
 )
 from ehrsequencing.records.visits import make_record
-from ehrsequencing.results.result_types import Exact, ExternalPart
+from ehrsequencing.results.result_types import Exact
 
 SPLIT = "external"
 _CHUNK = 5_000  # subjects put in order at a time
@@ -251,7 +251,7 @@ def validate(
 
 def _summary(
     run: Run, external: External, store: Prepared | None, inputs: Mapping[str, Any]
-) -> tuple[ExternalPart[int], list[str]]:
+) -> tuple[dict[str, Any], list[str]]:
     """The `external` key of `metrics.json`, and what a reader must be warned of; `inputs` are rates by split."""
     population, seen, warnings = external.population, None, list[str]()
     rate, there = (inputs.get(split, {}).get("unknown_token_rate") for split in (SPLIT, "train"))

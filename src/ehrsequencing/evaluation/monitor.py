@@ -26,8 +26,7 @@ from ehrsequencing.evaluation.journalled import Joiner, Spells
 from ehrsequencing.metrics.accuracy import brier, index_of_prediction_accuracy
 from ehrsequencing.metrics.bootstrap import bootstrap_subjects, interval_around
 from ehrsequencing.metrics.discrimination import wolbers_c
-from ehrsequencing.metrics.expected import expected_accuracy
-from ehrsequencing.metrics.hazards import cumulative_incidence
+from ehrsequencing.metrics.hazards import cumulative_incidence, expected_accuracy
 from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.metrics.sequential import START_EVERY, THRESHOLD, Evidence, evidence
 from ehrsequencing.prediction.drift import BROKEN, FEWEST_PEOPLE, Drift, compare

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,15 +17,14 @@ import torch
 from ehrsequencing.config import TaskConfig, load_task
 from ehrsequencing.core.arrays import Bools, Floats, Ints, row_blocks
 from ehrsequencing.evaluation.comparison import ORACLE
-from ehrsequencing.evaluation.population import Population, RowFinder
+from ehrsequencing.evaluation.population import Population, rows_of
 from ehrsequencing.metrics.bootstrap import mean_by_subject
 from ehrsequencing.metrics.hazards import event_bin, exposure, hazards_through, horizon_nll
-from ehrsequencing.models.risks import cumulative_incidence
+from ehrsequencing.models.hazards import cumulative_incidence
 from ehrsequencing.predictors.predictor import Predictor
 from ehrsequencing.records.parquet_rows import read_batches
 from ehrsequencing.records.prepared import simulation_faults
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
-from ehrsequencing.results.result_types import ExcessRow, Oracle
 
 TRUTH, MECHANISMS, TASK = "truth_hazards.parquet", "truth_mechanisms.parquet", "task.yaml"
 _KEY = ("subject_id", "prediction_time")  # of a line of the truth
@@ -66,16 +66,16 @@ class Truth:
             edges = np.unique(np.r_[edges, batch["start_days"], batch["stop_days"]])
         if names != set(causes):
             return None  # another task on these records
-        finder, number = RowFinder(records), pa.array(causes)
+        number = pa.array(causes)
         hazards = np.full((len(records), len(causes), len(edges) - 1), np.nan)
         for batch in read_batches(data / TRUTH, [*_KEY, "cause", "start_days", "hazard"]):
-            line, row = _lines(batch, finder)
+            line, row = _lines(batch, records)
             cause = np.asarray(pa.compute.index_in(batch["cause"], number))[line]
             bin_ = np.searchsorted(edges, np.asarray(batch["start_days"])[line])
             hazards[row, cause, bin_] = np.asarray(batch["hazard"])[line]
         if np.isnan(hazards).all():
             return None
-        return cls(edges, hazards, _read_mechanisms(data, records, finder))
+        return cls(edges, hazards, _read_mechanisms(data, records))
 
     @cached_property
     def known(self) -> Bools:
@@ -135,12 +135,12 @@ def other_settings(data: Path, task: TaskConfig) -> list[str]:
     return [name for name in ANSWERED if getattr(own, name) != getattr(task, name)]
 
 
-def _read_mechanisms(data: Path, records: TaskRecords, finder: RowFinder) -> dict[str, Floats]:
+def _read_mechanisms(data: Path, records: TaskRecords) -> dict[str, Floats]:
     out: dict[str, Floats] = {}
     if not (data / MECHANISMS).is_file():
         return out
     for batch in read_batches(data / MECHANISMS, [*_KEY, "mechanism", "log_hazard_ratio"]):
-        line, row = _lines(batch, finder)
+        line, row = _lines(batch, records)
         names, ratio = (
             batch["mechanism"].take(pa.array(line)),
             np.asarray(batch["log_hazard_ratio"])[line],
@@ -204,7 +204,7 @@ def foresight(model: Floats, truth: Truth, rows: TaskRows) -> Floats:
 
 def beside_the_truth(
     nll_model: Floats, nll_oracle: Floats, *, foresight: Floats, subject: Ints
-) -> Oracle:
+) -> dict[str, Any]:
     """The NLL of a model beside that of the truth, and whether it is better than the truth can be.
 
     A model is leaking where its NLL is better than the truth's by more than `LEAK_Z` standard errors *and* it foresees
@@ -260,11 +260,11 @@ def excess(model: Floats, truth: Truth, rows: TaskRows) -> Floats:
     return np.asarray((said - true - true * np.log(said / true)).sum(axis=1) * days)
 
 
-def excess_rows(costs: Floats, truth: Truth, rows: TaskRows) -> list[ExcessRow]:
+def excess_rows(costs: Floats, truth: Truth, rows: TaskRows) -> list[dict[str, Any]]:
     """Mean excess (`costs` (R, K)) by kind of prediction time, in whole and by third of the truth's bins."""
     bins_of = np.arange(costs.shape[1])
     parts = [bins_of, *(one for one in np.array_split(bins_of, 3) if len(one))]
-    table: list[ExcessRow] = []
+    table: list[dict[str, Any]] = []
     for kind, of_kind in (("visit", ~rows.is_query), ("query", rows.is_query)):
         chosen = costs[truth.known & of_kind]
         for bins in parts if len(chosen) else []:
@@ -280,9 +280,9 @@ def excess_rows(costs: Floats, truth: Truth, rows: TaskRows) -> list[ExcessRow]:
     return table
 
 
-def _lines(batch: pa.RecordBatch, finder: RowFinder) -> tuple[Ints, Ints]:
+def _lines(batch: pa.RecordBatch, records: TaskRecords) -> tuple[Ints, Ints]:
     """Lines (m,) of the truth that speak of a prediction time, and its number (m,)."""
-    row = finder(*(np.asarray(batch[name].cast(pa.int64())) for name in _KEY))
+    row = rows_of(records, *(batch[name].cast(pa.int64()) for name in _KEY))
     line = np.flatnonzero(row >= 0)
     return line, row[line]
 
@@ -304,7 +304,9 @@ def truth_of(population: Population, task: TaskConfig) -> tuple[Truth | None, li
     return Truth.read(population.source, population.records, causes=task.causes), []
 
 
-def oracle_table(truth: Truth, predictor: Predictor, records: TaskRecords, nll: Floats) -> Oracle:
+def oracle_table(
+    truth: Truth, predictor: Predictor, records: TaskRecords, nll: Floats
+) -> dict[str, Any]:
     """Content of `oracle`.
 
     Args:
@@ -321,7 +323,7 @@ def oracle_table(truth: Truth, predictor: Predictor, records: TaskRecords, nll: 
     return {**table, "excess": excess_rows(excess(hazards, truth, rows), truth, rows)}
 
 
-def oracle_warnings(table: Oracle) -> list[str]:
+def oracle_warnings(table: dict[str, Any]) -> list[str]:
     """What a reader of `oracle` must be warned of."""
     if table["beats_oracle_z"] > LEAK_Z:
         return [

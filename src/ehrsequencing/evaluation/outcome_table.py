@@ -18,15 +18,10 @@ from ehrsequencing.evaluation.population import drawn_subjects
 from ehrsequencing.evaluation.subgroups import groups_of_rows
 from ehrsequencing.metrics.bootstrap import bootstrap_subjects, interval_around, logit_interval
 from ehrsequencing.metrics.censoring import divide
-from ehrsequencing.metrics.discrimination import (
-    StratifiedAuc,
-    StratifiedRows,
-    stratified_auc,
-    wolbers_c,
-)
+from ehrsequencing.metrics.discrimination import stratified_auc, wolbers_c
 from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.models.hazards import exposure
-from ehrsequencing.models.risks import onset_risk
+from ehrsequencing.models.outcomes import onset_risk
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.predictors.network import states_of_rows
 from ehrsequencing.records.events import DAY_US
@@ -74,19 +69,25 @@ def evaluate_outcomes(
         `events` of `subjects`.
     """
     rows = OutcomeRows(run, prepared, split, settings)
-    outcomes, rare = list[dict[str, Any]](), _Pool()
+    outcomes, people, subjects = list[dict[str, Any]](), set[int](), 0
+    rare = np.zeros(
+        (4, 1 + rows.resamples)
+    )  # Σ cases × AUC, cases, observed and expected events of rare outcomes
     for done, one in enumerate(rows.outcomes(), start=1):
         if (events := len(one.had)) >= FEWEST_EVENTS:
             outcomes.append({"code": run.outcomes[one.number], "events": events, **one.numbers()})
         else:
-            rare.add(one)
+            won = (np.nan_to_num(one.auc) * one.cases).sum(axis=0)
+            rare += won, one.cases.sum(axis=0), one.observed, one.expected
+            people.update(one.had.tolist())
+            subjects = one.subjects
         progress(done, len(run.outcomes))
     outcomes.sort(key=lambda row: -(row["auc"]["value"] or 0.0))
     result: dict[str, Any] = {
         "task": run.task.name,
         "split": split,
         "outcomes": outcomes,
-        "pooled": rare.numbers(),
+        "pooled": _pooled(len(run.outcomes) - len(outcomes), rare, len(people), subjects),
         "fewest_events": FEWEST_EVENTS,
         "subjects": len(rows.subject_ids),
         "horizons_days": [rows.near_days, rows.far_days],
@@ -129,53 +130,34 @@ class OneOutcome:
     had: Ints  # subjects with the event within the last horizon after a landmark
     subjects: int  # at landmarks
     others: int  # subjects who never have it: controls
-    auc: StratifiedAuc
-    c: Floats | None  # (1 + resamples,); None where it was not computed
+    auc: Floats  # (strata, 1 + resamples), NaN without a case or a control
+    cases: Floats  # (strata, 1 + resamples)
+    c: Floats  # (1 + resamples,) NaN where it was not computed
     observed: Floats  # (1 + resamples,) at landmarks, within the last horizon
     expected: Floats
 
     def numbers(self) -> dict[str, Any]:
-        """AUC, C and O/E, each with its interval."""
-        oe = divide(self.observed, self.expected)
-        c = self.c if self.c is not None else np.full(len(oe), np.nan)
-        cases, counts = int(self.auc.cases[:, 0].sum()), (len(self.had), self.subjects)
-        auc = _estimate(self.auc.mean, cases, cases + self.others)
+        """AUC, C and O/E, each with its interval.
+
+        The AUC is the mean over strata, each with weight 1 (Delphi-2M, Shmatko et al. 2025).
+        """
+        cases, counts = int(self.cases[:, 0].sum()), (len(self.had), self.subjects)
+        mean = divide(np.nansum(self.auc, axis=0), (~np.isnan(self.auc)).sum(axis=0))
         return {
-            "auc": auc,
-            "c": _estimate(c, *counts),
-            "oe": _estimate(oe, *counts, is_share=False),
+            "auc": _estimate(mean, cases, cases + self.others),
+            "c": _estimate(self.c, *counts),
+            "oe": _estimate(divide(self.observed, self.expected), *counts, is_share=False),
         }
 
 
-class _Pool:
-    """Outcomes with few events, together."""
-
-    def __init__(self) -> None:
-        self.count = self.subjects = 0
-        self.people: set[int] = set()
-        self.sums: list[Floats] = []
-
-    def add(self, one: OneOutcome) -> None:
-        """Add an outcome."""
-        new = [one.auc.won, one.auc.cases.sum(axis=0), one.observed, one.expected]
-        self.sums = [a + b for a, b in zip(self.sums, new, strict=True)] if self.sums else new
-        self.count, self.subjects = self.count + 1, one.subjects
-        self.people.update(one.had.tolist())
-
-    def numbers(self) -> dict[str, Any]:
-        """Their AUC, cases as weights, and O/E; none where the pool is empty."""
-        if not self.sums:
-            return {"outcomes": 0}
-        won, cases, observed, expected = self.sums
-        counts = len(self.people), self.subjects
-        auc = _estimate(divide(won, cases), *counts)
-        oe = _estimate(divide(observed, expected), *counts, is_share=False)
-        return {
-            "outcomes": self.count,
-            "events": len(self.people),
-            "auc": auc,
-            "oe": oe,
-        }
+def _pooled(count: int, sums: Floats, people: int, subjects: int) -> dict[str, Any]:
+    """AUC, cases as weights, and O/E of outcomes with few events together; none where there are none."""
+    if not count:
+        return {"outcomes": 0}
+    won, cases, observed, expected = sums
+    oe = _estimate(divide(observed, expected), people, subjects, is_share=False)
+    auc = _estimate(divide(won, cases), people, subjects)
+    return {"outcomes": count, "events": people, "auc": auc, "oe": oe}
 
 
 class OutcomeRows:
@@ -269,19 +251,21 @@ class OutcomeRows:
         seen = is_event[at] & (stop[at] <= self.far_days)
         per_subject = self.weights[:, self.subject[at]]
         had = np.unique(self.subject[at][seen])
-        c = self._c(risk[:, 1], stop, is_event) if len(had) >= FEWEST_EVENTS else None
+        c = np.full(len(self.weights), np.nan)
+        if len(had) >= FEWEST_EVENTS:
+            c = self._c(risk[:, 1], stop, is_event)
         return OneOutcome(
             number,
             had,
             len(np.unique(self.subject[at])),
             len(self.subject_ids) - len(np.unique(self.subject[row])),
-            self.auc(number, risk[:, 0]),
+            *self.auc(number, risk[:, 0]),
             c,
             per_subject @ seen.astype(np.float64),
             per_subject @ expected,
         )
 
-    def auc(self, number: int, score: Floats32) -> StratifiedAuc:
+    def auc(self, number: int, score: Floats32) -> tuple[Floats, Floats]:
         """AUC within sex and age of anybody's scores.
 
         Cases are at their last prediction time well before the event, controls at one prediction time a stratum.
@@ -314,13 +298,11 @@ class OutcomeRows:
         )
         case = case[case >= row]  # the subject's first prediction time may be too near to the event
         control = self.control_rows[~has_pair[self.subject[self.control_rows]]]
-        return stratified_auc(self._strata(case, score), self._strata(control, score), self.weights)
-
-    def _strata(self, rows: Ints, score: Floats32) -> StratifiedRows:
-        rows = rows[self.stratum[rows] >= 0]
-        return StratifiedRows(
-            score[rows].astype(np.float64), self.stratum[rows], self.subject[rows]
-        )
+        rows, is_case = np.r_[case, control], np.arange(len(case) + len(control)) < len(case)
+        known = self.stratum[rows] >= 0
+        rows, is_case = rows[known], is_case[known]
+        own = score[rows].astype(np.float64)
+        return stratified_auc(own, self.stratum[rows], self.subject[rows], is_case, self.weights)
 
     def _c(self, risk: Floats32, stop: Floats, is_event: Bools) -> Floats:
         """(1 + resamples,) Wolbers' C of each landmark, averaged with its events as weights."""

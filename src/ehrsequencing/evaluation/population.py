@@ -4,8 +4,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike
 
 from ehrsequencing.config import EvaluationConfig, TaskConfig, format_days
 from ehrsequencing.core.arrays import Floats, Ints, row_blocks
@@ -32,7 +35,6 @@ from ehrsequencing.records.labels import potential_days
 from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
-from ehrsequencing.results.result_types import AtRisk, FollowUp, SmallestG
 
 DRAWN = "drawn at random for the evaluation"  # the last step of the flow, where some were drawn
 
@@ -160,33 +162,11 @@ def drawn_subjects(records: TaskRecords, settings: EvaluationConfig) -> Ints | N
     )
 
 
-class RowFinder:
-    """Finds the prediction times that pairs of a subject's id and a moment are about."""
-
-    def __init__(self, records: TaskRecords) -> None:
-        moment_us = np.asarray(records.rows.prediction_us)
-        self.ids, self.times = np.unique(records.subject_id), np.unique(moment_us)
-        keys = self._keys(records.subject_id, moment_us)
-        self.order = np.argsort(keys)
-        self.keys = keys[self.order]
-
-    def __call__(self, subject_id: Ints, moment_us: Ints) -> Ints:
-        """(n,) number of each pair's prediction time; -1: none."""
-        place = _places(self.keys, self._keys(subject_id, moment_us))
-        return np.where(place < 0, -1, self.order[place]) if len(self.order) else place
-
-    def _keys(self, subject_id: Ints, moment_us: Ints) -> Ints:
-        """(n,) a number of each pair; -1 where there is nobody, or nothing, of that kind."""
-        a, b = _places(self.ids, subject_id), _places(self.times, moment_us)
-        return np.where((a < 0) | (b < 0), -1, a * len(self.times) + b)
-
-
-def _places(values: Ints, wanted: Ints) -> Ints:
-    """(n,) where each number stands in rising values; -1: nowhere."""
-    if not len(values):
-        return np.full(len(wanted), -1, dtype=np.int64)
-    place = np.minimum(np.searchsorted(values, wanted), len(values) - 1)
-    return np.where(values[place] == wanted, place, -1)
+def rows_of(records: TaskRecords, subject_id: ArrayLike, moment_us: ArrayLike) -> Ints:
+    """(n,) number of the prediction time that each pair of a subject's id and a moment is about; -1: none."""
+    own = pd.MultiIndex.from_arrays([records.subject_id, np.asarray(records.rows.prediction_us)])
+    wanted = pd.MultiIndex.from_arrays([np.asarray(subject_id), np.asarray(moment_us)])
+    return own.get_indexer(wanted).astype(np.int64)
 
 
 def people(count: int) -> str:
@@ -310,7 +290,7 @@ def _has_unobserved_tenth(scope: Comparison, values: Floats, horizon_days: float
     return False
 
 
-def at_risk(scope: Comparison, causes: Sequence[str]) -> AtRisk[int]:
+def at_risk(scope: Comparison, causes: Sequence[str]) -> dict[str, Any]:
     """How many were at risk at a landmark, and how many are evaluated by each horizon.
 
     `evaluated` are the subjects who could be followed until the horizon, and `events` those of them with each event.
@@ -325,7 +305,7 @@ def at_risk(scope: Comparison, causes: Sequence[str]) -> AtRisk[int]:
     }
 
 
-def smallest_g(scopes: Sequence[Comparison]) -> list[SmallestG]:
+def smallest_g(scopes: Sequence[Comparison]) -> list[dict[str, Any]]:
     """The smallest chance of being followed, G: the largest weight is 1 / G."""
     return [
         {
@@ -339,7 +319,7 @@ def smallest_g(scopes: Sequence[Comparison]) -> list[SmallestG]:
     ]
 
 
-def follow_up(scope: Comparison) -> FollowUp:
+def follow_up(scope: Comparison) -> dict[str, Any]:
     """Median follow-up by the reverse Kaplan–Meier method, with its interval."""
     median = median_follow_up_days(scope.duration_days, scope.cause)
     few = scope.subjects < FEWEST_SUBJECTS
@@ -389,7 +369,7 @@ def in_common(
         EhrseqError: There are none, or the labels of a prepared set are others.
     """
     rows, times = whole.records.rows, np.asarray(whole.records.rows.prediction_us)
-    places = [RowFinder(own)(whole.records.subject_id, times) for own in records]
+    places = [rows_of(own, whole.records.subject_id, times) for own in records]
     chosen = np.flatnonzero(np.min(places, axis=0) >= 0)
     if not len(chosen):
         fix = "prepare them from the same records with the same splits"

@@ -7,9 +7,9 @@ standard error over them would be far too small, and intervals are those of Nade
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -33,7 +33,7 @@ from ehrsequencing.records.attrition import too_few
 from ehrsequencing.records.events import NEVER
 from ehrsequencing.records.prepare import prepare, require_made_of
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.results.result_types import Exact, RepeatedRow, RepeatedSplits
+from ehrsequencing.results.result_types import Exact
 from ehrsequencing.training.fit import fit
 from ehrsequencing.training.plan import Plan
 
@@ -78,68 +78,33 @@ def corrected_interval(values: ArrayLike, ratio: float) -> tuple[float, float, f
     return mean, mean - float(half), mean + float(half)
 
 
-class Place(NamedTuple):
-    """What a number belongs to."""
-
-    model: str
-    landmark_days: float | None
-    cause: str
-    horizon_days: float | None
-    metric: str
+_PLACE = ("model", "landmark_days", "cause", "horizon_days", "metric")  # what a number belongs to
 
 
-@dataclass(frozen=True)
-class Split:
-    """The result of one split.
-
-    Attributes:
-        seed: Of the division.
-        train_subjects: Subjects with a prediction time on which the model was fitted, tuning included.
-        held_out_subjects: Those on which it was evaluated.
-        values: The metrics, NaN where undefined.
-        counts: Subjects with the event, and subjects evaluated, for each value.
-    """
-
-    seed: int
-    train_subjects: int
-    held_out_subjects: int
-    values: dict[Place, float]
-    counts: dict[Place, tuple[int, int]] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, stored: Mapping[str, Any]) -> "Split":
-        """Read what `_judge` wrote, landmarks only."""
-        values, counts = {}, {}
-        for row in stored["metrics"]:
+def summarise(splits: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The `repeated_splits` key of `metrics.json`, of what `one_split` gives: landmarks only."""
+    ratio = float(np.mean([one["held_out_subjects"] / one["train_subjects"] for one in splits]))
+    # A split holds out a share p of the cohort and so of those counted: the cohort has mean / p of them, and J splits
+    # miss each with the chance (1 − p)^J.
+    share = ratio / (1.0 + ratio)
+    reached = (1.0 - (1.0 - share) ** len(splits)) / share
+    columns, counts = dict[tuple[Any, ...], Floats](), dict[tuple[Any, ...], list[Any]]()
+    for k, one in enumerate(splits):
+        for row in one["metrics"]:
             # without the regressions, for which one split has too few events
             is_averaged = row["metric"] in METRICS and METRICS[row["metric"]].taken != "causes"
             if row["landmark_days"] is not None and is_averaged:
-                place = Place(*(row[name] for name in Place._fields))
-                values[place] = np.nan if row["value"] is None else float(row["value"])
-                counts[place] = row["events"], row["subjects"]
-        sizes = stored["train_subjects"], stored["held_out_subjects"]
-        return cls(stored["seed"], *sizes, values, counts)
+                place = tuple(row[name] for name in _PLACE)
+                column = columns.setdefault(place, np.full(len(splits), np.nan))
+                column[k] = row["value"]  # NaN where it is None
+                counts.setdefault(place, []).append((row["events"], row["subjects"]))
 
-
-def summarise(splits: Sequence[Split]) -> RepeatedSplits[int]:
-    """The `repeated_splits` key of `metrics.json`."""
-    ratio = float(np.mean([split.held_out_subjects / split.train_subjects for split in splits]))
-    places = list(dict.fromkeys(place for split in splits for place in split.values))
-
-    def column(place: Place) -> Floats:
-        return np.array([split.values.get(place, np.nan) for split in splits])
-
-    def line(place: Place, values: Floats) -> RepeatedRow[int]:
+    def line(place: tuple[Any, ...], values: Floats) -> dict[str, Any]:
         mean, low, high = corrected_interval(values, ratio)
-        counted = _counted(splits, place, share=ratio / (1.0 + ratio))
-        few = counted is not None and bool(too_few(*counted))
-        events, subjects = counted or (None, None)
+        events, subjects = (int(count) for count in reached * np.mean(counts[place], axis=0))
+        few = bool(too_few(events, subjects))
         return {
-            "model": place.model,
-            "landmark_days": place.landmark_days,
-            "cause": place.cause,
-            "horizon_days": place.horizon_days,
-            "metric": place.metric,
+            **dict(zip(_PLACE, place, strict=True)),
             "events": events,
             "subjects": subjects,
             "mean": number(mean),
@@ -151,35 +116,22 @@ def summarise(splits: Sequence[Split]) -> RepeatedSplits[int]:
         }
 
     differences = []
-    for place in places:
-        if place.model != OURS and METRICS[place.metric].compared:
-            less = column(place._replace(model=OURS)) - column(place)
-            better = METRICS[place.metric].better * less
-            row = line(place, less)
-            row["wins"], row["of"] = int(np.sum(better > 0)), int(np.sum(~np.isnan(less)))
-            differences.append(row)
+    for place, theirs in columns.items():
+        model, *rest = place
+        if model != OURS and METRICS[place[-1]].compared and (OURS, *rest) in columns:
+            less = columns[OURS, *rest] - theirs
+            wins = int(np.sum(METRICS[place[-1]].better * less > 0))
+            differences.append(
+                line(place, less) | {"wins": wins, "of": int((~np.isnan(less)).sum())}
+            )
     return {
         "splits": len(splits),
-        "seeds": [split.seed for split in splits],
-        "train_subjects": [split.train_subjects for split in splits],
-        "held_out_subjects": [split.held_out_subjects for split in splits],
-        "rows": [line(place, column(place)) for place in places],
+        "seeds": [one["seed"] for one in splits],
+        "train_subjects": [one["train_subjects"] for one in splits],
+        "held_out_subjects": [one["held_out_subjects"] for one in splits],
+        "rows": [line(place, values) for place, values in columns.items()],
         "differences": differences,
     }
-
-
-def _counted(splits: Sequence[Split], place: Place, *, share: float) -> tuple[int, int] | None:
-    """How many subjects with the event, and how many subjects, all splits together hold out.
-
-    A split holds out a share p of the cohort and so of those counted: the cohort has mean / p of them, and J splits
-    miss each with the chance (1 − p)^J.
-    """
-    reached = (1.0 - (1.0 - share) ** len(splits)) / share
-    counts = [split.counts[place] for split in splits if place in split.counts]
-    if not counts:
-        return None
-    events, subjects = reached * np.mean(counts, axis=0)
-    return int(events), int(subjects)
 
 
 def repeated_splits(
@@ -191,7 +143,7 @@ def repeated_splits(
     prepared: Path | None = None,
     settings: EvaluationConfig | None = None,
     progress: Callable[[int, int, str], None] = lambda done, total, what: None,
-) -> RepeatedSplits[int]:
+) -> dict[str, Any]:
     """Prepare, train and evaluate for each of several random splits of the subjects.
 
     Each split has a folder `RUN/splits/seed-…`; what is finished there is kept, and an interrupted training goes on.
@@ -224,7 +176,7 @@ def repeated_splits(
         )
     again = Again.of_run(run, data=data, prepared=prepared, settings=settings, bootstrap=0)
     divisions = [random_division(again.study, first_seed + k) for k in range(splits)]
-    result = summarise([*map(Split.of, again.results(run.folder / FOLDER, divisions, progress))])
+    result = summarise(again.results(run.folder / FOLDER, divisions, progress))
     summary = {"fingerprint": run.manifest["fingerprint"], "repeated_splits": result}
     write_json(
         run.folder / FOLDER / SUMMARY, sealed(summary), owner_only=True

@@ -5,7 +5,8 @@ no command needs, and `metrics.json` holds what may be told of it (`results.reda
 people: there `metrics.json` is the exact result, and there is no other file.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +32,8 @@ def number(value: Any) -> float | None:
     return None if value is None or not np.isfinite(value) else float(value)
 
 
-def blend(run: Run | None, tuning_nll: Mapping[str, float]) -> dict[str, Any] | None:
-    """Content of `blend`: the weight of each part per cause, with its interval; None where the run is no blend.
-
-    Args:
-        run: What was evaluated.
-        tuning_nll: Part → NLL of tuning subjects, the best part first.
-    """
+def blend(run: Run | None) -> dict[str, Any] | None:
+    """Content of `blend`: the weight of each part per cause, with its interval; None where the run is no blend."""
     if run is None or run.blend is None:
         return None
     leaves, weights = run.blend.shares
@@ -58,8 +54,6 @@ def blend(run: Run | None, tuning_nll: Mapping[str, float]) -> dict[str, Any] | 
         "parts": parts,
         "seconds": run.manifest.get("seconds", {}),
         "weights": rows,
-        "tuning_nll": {name: number(value) for name, value in tuning_nll.items()},
-        "best_part": next(iter(tuning_nll), None),
     }
 
 
@@ -130,18 +124,22 @@ def place_in_run(split: str) -> str:
 
 
 def add_result(result: Exact, run_folder: Path) -> None:
-    """Write the files of a result into a finished run, from which pages of an earlier result go first."""
-    place = place_in_run(result["split"])
-    for name, write in _files(result):
-        add_to_run(run_folder, place + name, write, outdates=[place + page for page in DRAWN])
+    """Write the files of a result into a finished run, from which pages of an earlier result go first.
 
-
-def keep_earlier(run_folder: Path) -> None:
-    """Move `metrics.json` of another split from where 2.0 wrote it to its own place, before it is replaced."""
-    earlier = read_result(run_folder)
-    place = place_in_run(earlier["split"]) if earlier else ""
-    if earlier and place and not (run_folder / place / SHARED).exists():
-        add_to_run(run_folder, place + SHARED, lambda path: write_shareable(path, earlier))
+    Until the held-out people are evaluated, the newest result of another split is shown as the run's own, too.
+    """
+    places, own = [place_in_run(result["split"])], read_result(run_folder)
+    is_held_out = own is not None and own["split"] == HELD_OUT
+    if own is not None and not is_held_out:
+        earlier = place_in_run(own["split"]) + SHARED  # 2.0 wrote it into the run's own place alone
+        if not (run_folder / earlier).exists():
+            add_to_run(run_folder, earlier, partial(write_shareable, content=own))
+    if places[0] and not is_held_out:
+        places.append("")
+    for place in places:
+        for name, write in _files(result):
+            outdates = [place + page for page in DRAWN]
+            add_to_run(run_folder, place + name, write, outdates=outdates)
 
 
 def read_result(run_folder: Path, place: str = "") -> Shareable[Shared] | None:

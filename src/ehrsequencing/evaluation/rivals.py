@@ -20,7 +20,6 @@ from ehrsequencing.predictors.predictor import Predictor
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.vocabulary import Vocabulary
-from ehrsequencing.results.result_types import Declared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +116,7 @@ def fit_rivals(
 
 def declared(
     task: TaskConfig, main: tuple[float | None, float], strongest: Sequence[str]
-) -> Declared | None:
+) -> dict[str, Any] | None:
     """The one comparison with a verdict: at what the task named, beside the rival that tuning chose."""
     if task.main_horizon is None or not strongest:
         return None

@@ -40,7 +40,7 @@ from ehrsequencing.core.made_of import made_of
 from ehrsequencing.core.outputs import SCORE, complete_folder, write_manifest
 from ehrsequencing.evaluation.comparison import NETWORK, ORACLE
 from ehrsequencing.evaluation.evaluate import evaluate_predictors
-from ehrsequencing.evaluation.population import Population, RowFinder, drawn_subjects, people
+from ehrsequencing.evaluation.population import Population, drawn_subjects, people, rows_of
 from ehrsequencing.evaluation.results import write_result
 from ehrsequencing.evaluation.rivals import Evaluated
 from ehrsequencing.metrics.outcomes import ROUNDING
@@ -269,7 +269,7 @@ def match(
     if (place < 0).any():
         known = sum(name not in causes for name in table.causes)
         warnings.append(f"Rows of {known} causes that the task does not have are ignored.")
-    owner = RowFinder(records)(table.subject_id, table.prediction_us)
+    owner = rows_of(records, table.subject_id, table.prediction_us)
     chosen = np.flatnonzero((owner >= 0) & (place >= 0))
     if not len(chosen):
         raise EhrseqError(

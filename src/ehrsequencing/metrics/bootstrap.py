@@ -10,17 +10,18 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.special import expit
 
 from ehrsequencing.core.arrays import Bools, Floats, Ints, Ints32
 from ehrsequencing.metrics.calibration import (
     clipped_logit,
     distance_indices,
+    fit_logistic,
     largest_gap,
     spline_design,
     spline_knots,
 )
 from ehrsequencing.metrics.censoring import RiskSets, divide
-from ehrsequencing.metrics.logistic import expit, fit_logistic
 from ehrsequencing.metrics.outcomes import ScoredRows
 
 __all__ = ["bootstrap_subjects", "percentile_interval"]

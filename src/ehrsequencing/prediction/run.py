@@ -35,8 +35,7 @@ from ehrsequencing.records.people import PEOPLE
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.scales import KNOTS
 from ehrsequencing.records.vocabulary import Vocabulary
-from ehrsequencing.results.manifest_types import RunManifest
-from ehrsequencing.results.result_types import SharedAudit
+from ehrsequencing.results.result_types import RunManifest, SharedAudit
 
 if TYPE_CHECKING:  # what holds torch is imported with the model
     from ehrsequencing.core.arrays import Floats32

@@ -16,10 +16,9 @@ from ehrsequencing.config import DAYS_PER_YEAR
 from ehrsequencing.core.arrays import Floats
 from ehrsequencing.reporting.chart import Chart, Curve, Estimate, Figure, ticks
 from ehrsequencing.reporting.wording import duration, percent, percent_mark, plain, with_interval
-from ehrsequencing.results.result_types import Histogram, IncidenceRow
+from ehrsequencing.results.result_types import IncidenceRow
 
-_BARS = 20  # of a histogram
-_MOST_BESIDE, _MOST_ABOVE = 40, 68  # letters of a name beside its row, and above it
+_MOST_BESIDE, _MOST_ABOVE = 40, 56  # letters of a name beside its row, and above it
 
 # ----------------------------------------------------------------------------------------------- charts made of rows
 
@@ -47,7 +46,10 @@ def forest(
         bars: Whether a bar leads from the reference to each estimate.
     """
     row, line_height, gap = 13.0, 14.0, 11.0
-    named = [[name.replace("\n", " ")] if bars else name.split("\n") for name, _ in groups]
+    most = _MOST_ABOVE if bars else _MOST_BESIDE
+    named = [[shorten(line, most) for line in name.split("\n")] for name, _ in groups]
+    if bars:
+        named = [[" ".join(lines)] for lines in named]
     head = line_height if bars else 0.0
     tall = [
         head + max(row * len(rows), 0.0 if bars else line_height * len(lines))
@@ -58,11 +60,8 @@ def forest(
     ends = [reference, *(v for v in known if v is not None)]
     low, high = max(min(ends), floor), max(ends)
     pad = 0.05 * (high - low) or 0.1
-    most = _MOST_ABOVE if bars else _MOST_BESIDE
-    named = [[shorten(line, most) for line in lines] for lines in named]
-    left = 14 + (
-        0 if bars else 6 * max((len(line) for lines in named for line in lines), default=0)
-    )
+    longest = max((len(line) for lines in named for line in lines), default=0)
+    left = 14 if bars else 14 + 6 * longest
     chart = Chart(max(308 + left, 440), height, (low - pad, high + pad), left=left, top=6)
     chart.verticals(ticks(chart.x.low, chart.x.high), "grid")
     chart.verticals([reference], "reference")
@@ -118,31 +117,10 @@ def shorten(words: str, most: int = 18) -> str:
     return f"…//{tail}" if tail != words and len(tail) <= most - 3 else words[: most - 1] + "…"
 
 
-def histogram(training: Floats, here: Floats, *, title: str) -> Figure:
-    """Two distributions from their quantiles: bars for the training people, a stepped line for the new people.
-
-    Args:
-        training: Quantiles at equal steps.
-        here: The same of the new people.
-        title: Name of the figure.
-    """
-    low, high = min(training[0], here[0]), max(training[-1], here[-1])
-    edges = np.linspace(low, high if high > low else low + 1, _BARS + 1)
-    bars, line = (np.histogram(some, edges)[0] / len(some) for some in (training, here))
-    top = 1.05 * float(max(bars.max(), line.max()))
-    chart = Chart(300, 150, (edges[0], edges[-1]), (0, top), left=14, bottom=24)
-    for k, bar in enumerate(bars.tolist()):
-        chart.bar((edges[k], edges[k + 1]), bar, 0, "bar unknown")
-    chart.path(np.repeat(edges, 2)[1:-1].tolist(), np.repeat(line, 2).tolist())
-    chart.x_axis("", plain, ticks(float(edges[0]), float(edges[-1]), 4))
-    chart.told.append("grey bars: training people; line: these people")
-    return chart.svg(title)
-
-
 # ------------------------------------------------------------------------------------------------ risks and decisions
 
 
-def calibration(curve: Curve, *, title: str, histogram: Histogram) -> Figure:
+def calibration(curve: Curve, *, title: str, histogram: dict[str, Any]) -> Figure:
     """Observed against predicted risk: a smooth curve with its band, and the diagonal, above how common each risk is.
 
     Args:

@@ -16,7 +16,7 @@ from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.reporting.chart import Estimate
 from ehrsequencing.reporting.figures import forest
 from ehrsequencing.reporting.wording import environment, hashed, interval, with_interval
-from ehrsequencing.results.manifest_types import Origin
+from ehrsequencing.results.result_types import Origin
 
 Table = tuple[str, tuple[str, ...], list[tuple[str, ...]]]  # heading, columns, rows
 

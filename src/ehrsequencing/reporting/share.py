@@ -4,7 +4,11 @@ The folder has the model, its settings, its vocabulary and the card. It is made 
 code and no number of fewer than 11 training subjects (`vocabulary.min_subjects`).
 """
 
+import json
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,11 +18,11 @@ from ehrsequencing.config import (
     SplitsConfig,
     StudyConfig,
     TransferConfig,
+    format_days,
 )
 from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import (
-    Page,
     Shareable,
     digest,
     refuse_overlap,
@@ -39,20 +43,18 @@ from ehrsequencing.core.outputs import (
     write_manifest,
 )
 from ehrsequencing.core.version import __version__
+from ehrsequencing.evaluation.context import question
 from ehrsequencing.evaluation.results import read_result
+from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.models.base import CONFIG_FILE, WEIGHTS_FILE
 from ehrsequencing.prediction.run import UPDATE, Run, saved_audit
+from ehrsequencing.records.attrition import from_index
 from ehrsequencing.records.outcomes import OUTCOMES_FILE
 from ehrsequencing.records.people import PEOPLE
 from ehrsequencing.records.prepared import REFERENCE
-from ehrsequencing.reporting.model_cards import (
-    APPLIED_CARD,
-    CARD,
-    applied_model_card,
-    model_card,
-)
+from ehrsequencing.reporting.wording import environment
 from ehrsequencing.results.redaction import redact_people
-from ehrsequencing.results.result_types import Shared
+from ehrsequencing.results.result_types import Shared, place_of
 
 NOT_SHARED = "(not shared)"
 _COPIED = (CONFIG_FILE, WEIGHTS_FILE, "vocabulary.json", "vocabulary.safetensors")
@@ -96,8 +98,9 @@ def share_run(
             write_shareable(folder / PEOPLE, redact_people(run.training_people))
         write_settings(folder / "config.yaml", settings_to_share(run.study))
         metrics = read_result(run.folder) or Shareable[Shared]()  # nothing tells of nobody
-        for name, text in _cards(run, metrics, license_id=license_id).items():
-            write_shareable(folder / name, text)
+        for name in (CARD, APPLIED_CARD):
+            card = partial(model_card, run=run, name=name, license_id=license_id)
+            write_shareable(folder / name, metrics.drawn(card))
         _require_no_place(run, folder)
         required = [*sorted(needed), *names[copied:]]
         made = {"run": run.fingerprint, "evaluation": metrics.get("made_of")}
@@ -159,17 +162,6 @@ def _manifest(run: Run, folder: Path) -> dict[str, object]:
     }
 
 
-def _cards(run: Run, metrics: Shareable[Shared], *, license_id: str | None) -> dict[str, Page]:
-    """The cards by the names of their files."""
-    audit, audited = saved_audit(run.folder), "The audit for leaks of the future has not been made."
-    if audit is not None:
-        audited = f"The audit for leaks of the future found {'a' if audit['leaks'] else 'no'} leak."
-    return {
-        CARD: metrics.drawn(lambda m: model_card(run, m or None, audited, license_id=license_id)),
-        APPLIED_CARD: metrics.drawn(lambda m: applied_model_card(run, m or None, audited)),
-    }
-
-
 def _require_no_place(run: Run, folder: Path) -> None:
     """The last look: no text file names a folder of this machine.
 
@@ -192,3 +184,113 @@ def _require_no_place(run: Run, folder: Path) -> None:
                 where=str(run.folder),
                 fix="look for a path in the task file and in the names of codes",
             )
+
+
+# ---- the cards -------------------------------------------------------------------------------------------------------
+
+CARD, APPLIED_CARD = "README.md", "applied-model-card.xml"
+_TEMPLATES = {CARD: "model-card.md.jinja", APPLIED_CARD: "applied-model-card.xml.jinja"}
+TAGS = (
+    "ehrsequencing",
+    "survival-analysis",
+    "electronic-health-records",
+    "meds",
+    "competing-risks",
+)
+# split → whose numbers they are, and what that means
+_PEOPLE = {
+    "held_out": ("held-out people", "People whom neither training nor tuning has seen."),
+    "tuning": ("tuning people", "People who decided when training stopped: numbers are too good."),
+    "train": ("training people", "People on whom the model was trained: numbers are too good."),
+}
+_OF_CARD = ("c", "auc", "brier", "ipa", "oe")
+LIMITS = "It is for research. It is no medical device, and its risks are associations, not effects of treatments."
+TO_FILL_IN = (
+    "Not stated. To be filled in by whoever is responsible for the model, before it is used."
+)
+
+
+def model_card(
+    metrics: Shared | None, *, run: Run, name: str = CARD, license_id: str | None = None
+) -> str:
+    """A card as text. What no run can know says so, and whoever is responsible for the model fills it in.
+
+    Args:
+        metrics: Content of `metrics.json`; empty where the run has not been evaluated.
+        run: The run.
+        name: `CARD` for the hub's, or `APPLIED_CARD` for CHAI's applied model card, schema 0.2 (https://mc.chai.org).
+        license_id: Identifier of a licence.
+    """
+    metrics = metrics or None
+    task, audit, trained_on = run.task, saved_audit(run.folder), "an unknown number of"
+    if task.index.file is not None:
+        index = task.index.model_copy(update={"file": None, "first_visit": True})
+        task = task.model_copy(update={"index": index})
+    asked = question(task)
+    if run.task.index.file is not None:
+        asked = asked.replace("the first visit", "index times that a file lists")
+    audited = "The audit for leaks of the future has not been made."
+    if audit is not None:
+        audited = f"The audit for leaks of the future found {'a' if audit['leaks'] else 'no'} leak."
+    if metrics is not None:
+        trained_on = metrics["data"]["subjects"].get("train", trained_on)
+    people, meaning = _PEOPLE["held_out" if metrics is None else metrics["split"]]
+    content = {
+        "run": run,
+        "license": license_id or "unknown",  # what hubs take for a licence that nobody has chosen
+        "tags": TAGS,
+        "question": asked,
+        "limits": LIMITS,
+        "ask": TO_FILL_IN,
+        "trained_on": f"{trained_on:,}" if isinstance(trained_on, int) else trained_on,
+        "parameters": run.manifest.get("parameters"),
+        "audited": audited,
+        "update": run.manifest.get("update"),
+        "evaluated": metrics is not None,
+        "people": people,
+        "meaning": meaning,
+        "where": from_index(metrics["main"]["landmark_days"] or 0.0) if metrics else "",
+        "rows": _card_rows(metrics) if metrics else [],
+        "groups": _card_groups(metrics) if metrics else [],
+        "horizons": ", ".join(map(format_days, task.horizons)),
+        "version": __version__,
+        "known": run.manifest.get("import", {}).get("known"),
+        "fewest": run.study.vocabulary.min_subjects,
+    }
+    made = environment().overlay(autoescape=name == APPLIED_CARD)
+    return made.get_template(_TEMPLATES[name]).render(content) + "\n"
+
+
+def _card_rows(metrics: Shared) -> list[dict[str, Any]]:
+    """The metrics of this model for the task's outcome at the main landmark."""
+    place = (metrics["models"][0], metrics["causes"][0], metrics["main"]["landmark_days"])
+    return [
+        _card_row(row)
+        for row in metrics["metrics"]
+        if (row["model"], row["cause"], row["landmark_days"]) == place
+        and row["metric"] in _OF_CARD
+        and row["value"] is not None
+        and row["horizon_days"]
+    ]
+
+
+def _card_groups(metrics: Shared) -> list[dict[str, Any]]:
+    """O/E of the task's outcome in each group, at the main landmark and horizon."""
+    main = metrics["main"]
+    place = (main["landmark_days"], metrics["causes"][0], main["horizon_days"])
+    return [
+        _card_row({**row, **row["oe"], "metric": "oe"})
+        for row in metrics["subgroups"]
+        if place_of(row) == place and row["oe"] and row["oe"]["value"] is not None
+    ]
+
+
+def _card_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A metric with its names, and as CHAI writes it."""
+    value = {"kind": "single", "value": row["value"]}
+    if row["low"] is not None:
+        ends = {"lower": row["low"], "upper": row["high"], "level": 95}
+        value = {"kind": "estimate_ci", "estimate": row["value"], **ends}
+    place = f"{row['cause']} by {format_days(row['horizon_days'])}"
+    names = {"name": METRICS[row["metric"]].name, "place": place, "json": json.dumps(value)}
+    return {**row, **names}

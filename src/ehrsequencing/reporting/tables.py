@@ -20,7 +20,7 @@ from ehrsequencing.reporting.wording import (
     size,
     with_interval,
 )
-from ehrsequencing.results.result_types import RepeatedRow, Shared, SubgroupRow, place_of
+from ehrsequencing.results.result_types import Shared, SubgroupRow, place_of
 
 _INPUTS = {  # measure: (words, kind); people: a share of people or of their prediction times
     "unknown_token_rate": ("recorded codes without a token", "tokens"),
@@ -207,7 +207,7 @@ def over_splits(m: Shared, metrics: Sequence[str]) -> dict[str, list[tuple[str, 
     return table
 
 
-def _mean(row: RepeatedRow[int | str] | None, sign: str = "") -> str:
+def _mean(row: dict[str, Any] | None, sign: str = "") -> str:
     """A mean over splits with its interval; empty where none was computed."""
     if row is None:
         return ""

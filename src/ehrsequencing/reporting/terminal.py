@@ -10,7 +10,7 @@ from ehrsequencing.metrics.registry import METRICS, in_columns, taken
 from ehrsequencing.records.attrition import from_index
 from ehrsequencing.reporting.scores import Scores, declared
 from ehrsequencing.reporting.wording import with_interval
-from ehrsequencing.results.result_types import Oracle, Shared, SharedAudit, place_of
+from ehrsequencing.results.result_types import Shared, SharedAudit, place_of
 
 COLUMNS, MOST_MODELS = 100, 6
 VERDICTS = {"passed": "passed", "warning": "WARNING", "leak": "LEAK", "not_tested": "not tested"}
@@ -104,7 +104,7 @@ def _difference_lines(table: Scores, landmark: float | None, horizon: float | No
     return [f"against {rival}{named}{undeclared}", *lines] if lines else []
 
 
-def _oracle_lines(oracle: Oracle | None) -> list[str]:
+def _oracle_lines(oracle: dict[str, Any] | None) -> list[str]:
     """The likelihood of the model less that of the true hazards of a simulation, and whether that is a leak."""
     if oracle is None or "nll_difference" not in oracle:
         return []

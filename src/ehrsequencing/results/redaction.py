@@ -8,6 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import numpy as np
+
+from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.disclosure import (
     SMALLEST_COUNT,
     TOO_FEW,
@@ -25,7 +28,6 @@ from ehrsequencing.results.result_types import (
     COUNTS,
     RATES,
     Audit,
-    DataSize,
     DecisionRow,
     Exact,
     Shared,
@@ -144,7 +146,7 @@ def _learned(row: Row, *, events: Row) -> dict[str, Any]:
     decided_by = {
         # hidden: seconds × subjects a second are the training people, and so are steps × subjects a step
         ("subjects_per_second", "steps"): 0,
-        ("tuning_nll", "best_part"): max(had.get("tuning", {}).values(), default=0),
+        ("tuning_nll",): max(had.get("tuning", {}).values(), default=0),
         ("train_nll",): max(had.get("train", {}).values(), default=0),
         # the weight of a part of a blend
         ("value", "low", "high"): had.get("train", {}).get(row.get("cause"), SMALLEST_COUNT),
@@ -247,7 +249,7 @@ def _cell(row: Row, cells: Cells) -> dict[str, Any]:
     return {**_counted(row), **gone, "hidden": True, "reason": TOO_FEW}
 
 
-def _data(data: DataSize[int]) -> dict[str, Any]:
+def _data(data: dict[str, Any]) -> dict[str, Any]:
     whole: Row = data
     large = {name for name, count in data["subjects"].items() if count >= SMALLEST_COUNT}
     rows = {
@@ -420,3 +422,47 @@ def _points(
         ]
         for name in names
     }
+
+
+# ---- what `ehrseq monitor` says every night ----
+
+# Two nights must not differ by 1 to 10 people. So events are shown in steps, and everything that follows from them
+# (expected events, O − E, O/E, the evidence) is that of the day on which the step was reached.
+STEP = 15
+
+
+def redact_night(
+    facts: dict[str, Any], days: Ints, observed: Floats, expected: Floats, evidence: Floats
+) -> Shareable[dict[str, Any]]:
+    """Add the counts of one stream to facts that tell nothing of single people.
+
+    Args:
+        facts: The verdict, and numbers that need no outcome.
+        days: (D,) since 1970.
+        observed: (D,) events of each day.
+        expected: (D,) what hazards add up to.
+        evidence: (D,) the e-process in logarithms.
+
+    Example:
+        >>> days, rates = np.arange(40), np.full(40, 0.9)
+        >>> shown = redact_night({}, days, np.ones(40), rates, np.zeros(40))
+        >>> [shown[name] for name in ("observed", "expected", "oe", "as_of")]
+        [30, 27.0, 1.11, '1970-01-30']
+    """
+    total = np.cumsum(observed)
+    steps = int(total[-1]) // STEP * STEP if len(total) else 0
+    if not steps:
+        return Shareable({**rounded(facts), "observed": f"<{STEP}", "expected": None, "oe": None})
+    place = int(np.argmax(total >= steps))
+    shown = float(f"{expected[: place + 1].sum():.3g}")
+    return Shareable(
+        {
+            **rounded(facts),
+            "observed": steps,
+            "expected": shown,
+            "difference": round(steps - shown, 1),
+            "oe": round(steps / max(shown, 1e-9), 2),
+            "evidence": float(f"{np.exp(min(evidence[place], 300.0)):.2g}"),
+            "as_of": str(np.datetime64(int(days[place]), "D")),
+        }
+    )

@@ -1,4 +1,4 @@
-"""What the result of an evaluation holds: the keys of `metrics.json`, as types.
+"""What the files that leave hold, as types: `metrics.json`, `audit.json`, the manifest of a run.
 
 `Exact` has every count. `Shared` is what `results.redaction` leaves of it: a count is rounded, or the text `<11`.
 """
@@ -20,24 +20,6 @@ class Place(Horizon):
     """What a curve is of."""
 
     cause: str
-
-
-class Declared(Place):
-    """The comparison that the task declared: it alone gets a verdict."""
-
-    rival: str
-    metric: str
-
-
-class DropoutPart(TypedDict):
-    """Drop-out given the history: its rate ratio per sd of the log hazard, and whether all weights go by it."""
-
-    events: int  # people who left
-    ratio: float
-    low: float
-    high: float
-    gain: float  # in log-likelihood, of people whom the model had not seen
-    by_history: bool
 
 
 class Interval(TypedDict):
@@ -81,14 +63,6 @@ class SubgroupRow(Cell[N], Generic[N]):
     reason: NotRequired[str]
 
 
-class Histogram(TypedDict):
-    """How common each risk is."""
-
-    edges: list[float]
-    shares: list[float | None]
-    n: NotRequired[list[int]]  # of an exact result
-
-
 class SmoothRow(Cell[N], Generic[N]):
     """A smooth calibration curve with its band."""
 
@@ -97,7 +71,7 @@ class SmoothRow(Cell[N], Generic[N]):
     observed: list[float]
     low: list[float | None]
     high: list[float | None]
-    histogram: Histogram
+    histogram: dict[str, Any]
 
 
 class DecisionRow(Cell[N], Generic[N]):
@@ -113,81 +87,13 @@ class DecisionRow(Cell[N], Generic[N]):
     treat_all: list[float | None]
 
 
-class RiskGroup(TypedDict, Generic[N]):
-    """Incidence in a group of people with similar risks, at each of `days`."""
-
-    n: N
-    predicted: list[float]
-    observed: list[float | None]
-    low: list[float | None]
-    high: list[float | None]
-    events: NotRequired[list[int]]  # of an exact result
-    at_risk: list[N]  # at each of `tick_days`
-
-
 class IncidenceRow(Place, Generic[N]):
     """Incidence by risk group, from low to high."""
 
     days: list[float]
     tick_days: list[float]
-    groups: list[RiskGroup[N]]
-    everyone: RiskGroup[N]
-
-
-class AtRisk(TypedDict, Generic[N]):
-    """How many are at risk at a landmark."""
-
-    landmark_days: float | None
-    subjects: N
-    evaluated: list[N]  # by each horizon
-    events: dict[str, list[N]]  # cause → by each horizon
-
-
-class SmallestG(Horizon):
-    """The smallest chance of being followed so long."""
-
-    g: float | None
-    thin: bool
-
-
-class DataSize(TypedDict, Generic[N]):
-    """The data set, and how large each split is."""
-
-    name: str
-    simulated: bool
-    subjects: dict[str, N]
-    visits: dict[str, N]
-    prediction_times: dict[str, N]
-
-
-class FollowUp(TypedDict):
-    """Median follow-up at a landmark with its 95 % interval, by the reverse Kaplan–Meier method."""
-
-    landmark_days: float | None
-    median_days: float | None
-    low: float | None
-    high: float | None
-    reason: str | None
-
-
-class Table1(TypedDict):
-    """The subjects of each split at a landmark."""
-
-    landmark_days: float
-    columns: list[str]
-    rows: list[list[str | list[str]]]  # a name, and the cells of the columns
-
-
-class Checks(TypedDict):
-    """What a reviewer asks of a model, as far as it is known."""
-
-    time_zero: str
-    predictor_cutoff: str
-    parameters: int | None
-    tuning_trials: int | None
-    seeds: list[int]
-    members: int | None
-    trained: str
+    groups: list[dict[str, Any]]
+    everyone: dict[str, Any]
 
 
 class Trajectory(TypedDict):
@@ -211,96 +117,12 @@ class Trajectory(TypedDict):
     band: NotRequired[dict[str, dict[str, list[float]]]]  # of an ensemble
 
 
-class ExcessRow(TypedDict):
-    """What the model's hazards cost above the true ones, in nats a prediction time, chance of events removed."""
-
-    kind: str  # visit or query
-    from_days: float
-    until_days: float
-    prediction_times: int
-    value: float
-
-
-class Oracle(TypedDict):
-    """The truth of a simulation; of a run also its NLL beside the truth's, as `evaluation.oracle` explains."""
-
-    name: str
-    nll_model: NotRequired[float]
-    nll_oracle: NotRequired[float]
-    nll_difference: NotRequired[float]
-    nll_difference_se: NotRequired[float]
-    beats_oracle_z: NotRequired[float]
-    nll_z: NotRequired[float]
-    foresight_z: NotRequired[float]
-    prediction_times: NotRequired[int]
-    excess: NotRequired[list[ExcessRow]]
-
-
 # ---- parts that some evaluations have ----
-
-
-class ExternalPart(TypedDict, Generic[N]):
-    """What an external validation says of its people."""
-
-    data: str
-    subjects: N
-    unknown_token_rate: float | None
-    training_unknown_token_rate: float | None
-    new_codes: list[dict[str, Any]]  # `code`, and how many `subjects` have it
-    unmatched: list[str]
-    drift: dict[str, Any]
-    seen_in_training: N | None
-    people: str  # a digest
-
-
-class RepeatedRow(TypedDict, Generic[N]):
-    """A metric over random splits; in `differences` ours less that of the model."""
-
-    model: str
-    landmark_days: float | None
-    cause: str
-    horizon_days: float | None
-    metric: str
-    events: N | None
-    subjects: N | None
-    mean: float | None
-    median: float | None
-    low: float | None
-    high: float | None
-    values: list[float | None]
-    reason: str | None
-    hidden: NotRequired[bool]
-    wins: NotRequired[int]  # splits in which ours is better
-    of: NotRequired[int]
-
-
-class RepeatedSplits(TypedDict, Generic[N]):
-    """Means over random splits."""
-
-    splits: int
-    seeds: list[int]
-    train_subjects: NotRequired[list[int]]  # of an exact result
-    held_out_subjects: NotRequired[list[int]]
-    rows: list[RepeatedRow[N]]
-    differences: list[RepeatedRow[N]]
 
 
 # ---- the audit for leaks ----
 
 Verdict = Literal["passed", "warning", "leak", "not_tested"]
-
-
-class AuditCheck(TypedDict, Generic[N]):
-    """The answer of one check, as of `audit.data.Finding`."""
-
-    name: str
-    question: str
-    verdict: Verdict
-    reason: str
-    tested: dict[str, N]  # how many subjects, rows … were looked at
-    measured: float | None
-    bound: float | None
-    matter: dict[str, dict[str, float]] | None  # C and NLL with suspicious codes and without them
 
 
 class Audit(TypedDict, Generic[N]):
@@ -318,7 +140,7 @@ class Audit(TypedDict, Generic[N]):
     leaks: int
     warnings: int
     not_tested: int
-    checks: list[AuditCheck[N]]
+    checks: list[dict[str, Any]]
 
 
 SharedAudit = Audit[int | str]
@@ -328,25 +150,20 @@ SharedAudit = Audit[int | str]
 EpochRow = dict[str, Any]
 
 
-class Training(TypedDict):
-    """What only a run has; of another predictor its name."""
+class Result(TypedDict, Generic[N]):
+    """The content of `metrics.json`."""
 
     run: str
     weights: str | None  # a digest
     history: list[EpochRow]
     recalibrated_in_training: bool
-
-
-class Frame(Training, Generic[N]):
-    """Task, data, flow and training: what a report opens and closes with."""
-
     title: str
     split: str
     created: str
     versions: dict[str, str]
     task: dict[str, Any]
     question: str
-    data: DataSize[N]
+    data: dict[str, Any]  # `name`, `simulated`; split → `subjects`, `visits`, `prediction_times`
     causes: list[str]
     horizons_days: list[float]
     landmarks_days: list[float]
@@ -356,41 +173,38 @@ class Frame(Training, Generic[N]):
     config: dict[str, Any]
     inputs: dict[str, Any]
     audit: SharedAudit | None
-    external: ExternalPart[N] | None
-    repeated_splits: RepeatedSplits[N] | None
+    external: dict[str, Any] | None  # what a validation on other data says of its people
+    repeated_splits: dict[str, Any] | None  # `splits`, `seeds`, and means in `rows`, `differences`
     score: dict[str, Any] | None
-
-
-class Result(Frame[N], Generic[N]):
-    """The content of `metrics.json`."""
-
     main: Horizon  # of every headline
-    table1: Table1 | None
+    table1: dict[str, Any] | None  # `columns` (splits), and `rows`: a name, its cells
     models: list[str]  # ours, the baselines with the strongest first, others, the truth
-    dropout: NotRequired[DropoutPart | None]  # since 3.0; None: too few leave
-    marginal: NotRequired[
-        list[MetricRow[N]]
-    ]  # weighted without the history, where `metrics` go by it
-    declared: NotRequired[Declared | None]  # since 3.0; None: the task names no horizon
-    estimators: NotRequired[
-        dict[str, Any]
-    ]  # since 3.0; `oe`: by `hazards`, or by `risks` where a model has no hazards
+    # since 3.0: rate `ratio` of leaving per sd of its log hazard, and whether weights go `by_history`; None: few leave
+    dropout: NotRequired[dict[str, Any] | None]
+    # since 3.0: weighted without the history, where `metrics` go by it
+    marginal: NotRequired[list[MetricRow[N]]]
+    # since 3.0: the one comparison with a verdict; None: the task names no horizon
+    declared: NotRequired[dict[str, Any] | None]
+    # since 3.0: `oe` is by `hazards`, or by `risks` where a model has no hazards
+    estimators: NotRequired[dict[str, Any]]
     strongest: str | None
     baselines: list[dict[str, Any]]  # `model`, `tuning_nll`
     metrics: list[MetricRow[N]]
     differences: list[MetricRow[N]]
-    at_risk: list[AtRisk[N]]
-    follow_up: list[FollowUp]
-    smallest_g: list[SmallestG]
+    at_risk: list[
+        dict[str, Any]
+    ]  # of each landmark; `evaluated`, and cause → `events`, by each horizon
+    follow_up: list[dict[str, Any]]  # median of each landmark, by the reverse Kaplan–Meier method
+    smallest_g: list[dict[str, Any]]  # the smallest chance `g` of being followed so long
     subgroups: list[SubgroupRow[N]]
     smooth_calibration: list[SmoothRow[N]]
     decision: list[DecisionRow[N]]
     incidence: list[IncidenceRow[N]]
     trajectories: list[Trajectory]
     codes: dict[str, Any] | None  # mean effects of codes; without any, `reason` says why
-    checks: Checks
+    checks: dict[str, Any]  # what a reviewer asks, as far as it is known
     tripod: dict[str, str]
-    oracle: Oracle | None
+    oracle: dict[str, Any] | None  # a simulation's truth, as `evaluation.oracle` explains
     blend: dict[str, Any] | None  # which models share the answer, and how
     warnings: list[str]
     made_of: str | None  # a digest
@@ -434,3 +248,50 @@ Shared = Result[int | str]
 def place_of(row: Mapping[str, Any]) -> tuple[float | None, str, float | None]:
     """Landmark, cause and horizon of a row."""
     return row["landmark_days"], row["cause"], row["horizon_days"]
+
+
+# ---- manifests of runs; `core.outputs` writes and checks them ----
+
+# What every manifest has, and how the records were imported; `required` files must stay as they are, all without it.
+Manifest = TypedDict(
+    "Manifest",
+    {
+        "kind": str,
+        "files": dict[str, str],  # name → SHA-256
+        "required": NotRequired[list[str]],
+        "import": NotRequired[dict[str, Any]],
+    },
+)
+
+
+class Origin(TypedDict, total=False):
+    """A model that a run started from, and what that one started from in its turn."""
+
+    folder: str
+    prepared: str
+    data_path: str
+    subjects: dict[str, str]  # split → a digest
+    objectives: dict[str, float]
+    excluded_targets: dict[str, list[str]] | None
+    vocabulary: str  # a digest
+    transfer: dict[str, str]  # settings
+    overlap: dict[str, dict[str, Any]]  # way → how many `codes` were found, and their `share`
+    init: "Origin"
+
+
+class RunManifest(Manifest):
+    """Of a run; a shared model lacks what would tell of its place."""
+
+    prepared: str
+    excluded: list[str]
+    vocabulary: str  # a digest
+    fingerprint: str
+    recalibration: NotRequired[dict[str, Any]]  # cause → level, stretch, trend, of the network
+    simulated: NotRequired[bool]
+    parameters: NotRequired[int]
+    seconds: NotRequired[dict[str, float]]  # of each stage
+    members: NotRequired[list[dict[str, Any]]]  # of an ensemble: what training noted of each
+    init: NotRequired[Origin]
+    loss: NotRequired[dict[str, str]]  # name and hash of the source, where one's own was declared
+    trained: NotRequired[str]  # `outside`: with one's own loop
+    update: NotRequired[dict[str, Any]]  # what `ehrseq update` chose: causes beside its own keys

@@ -25,7 +25,7 @@ from ehrsequencing.models.ensemble import load_model
 from ehrsequencing.records.codes import read_parents
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.vocabulary import Vocabulary
-from ehrsequencing.results.manifest_types import Found, Origin
+from ehrsequencing.results.result_types import Origin
 
 MATCHES = ("name", "ancestor", "none")  # how a code is found in the other vocabulary
 
@@ -118,7 +118,7 @@ class Match:
     source: Ints  # (V,) token id of the other vocabulary; -1 without one
     how: Ints  # (V,) index into `MATCHES`
 
-    def overlap(self, vocabulary: Vocabulary, weight: Ints) -> dict[str, Found]:
+    def overlap(self, vocabulary: Vocabulary, weight: Ints) -> dict[str, dict[str, Any]]:
         """How codes were found → how many, and which share of the records' codes they are.
 
         Args:
@@ -129,7 +129,7 @@ class Match:
         is_code[list(vocabulary.index.values())] = True
         base_weight = np.bincount(vocabulary.base, weights=weight, minlength=len(vocabulary))
         total = max(float(base_weight[is_code].sum()), 1.0)
-        overlap = dict[str, Found]()
+        overlap = dict[str, dict[str, Any]]()
         for number, name in enumerate(MATCHES):
             is_matched = is_code & (self.how == number)
             share = float(base_weight[is_matched].sum()) / total

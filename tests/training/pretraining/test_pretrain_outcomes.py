@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ehrsequencing.audit.data import AuditData
-from ehrsequencing.audit.fitted import pretraining
+from ehrsequencing.audit.people import pretraining
 from ehrsequencing.config import OutcomesConfig, TaskConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.repeated_splits import repeated_splits
