@@ -62,7 +62,7 @@ def outcome_run(asked: Prepared, study: StudyConfig, tmp_path_factory: pytest.Te
 def test_an_ensemble_with_outcomes_is_refused_by_name(asked: Prepared) -> None:
     with pytest.raises(EhrseqError, match=r"training.members: every outcome is asked of one network"):
         Plan.of(asked, "simulated", load_study(None, [*TINY, "training.members=2"]))
-    with pytest.raises(EhrseqError, match="ModelConfig.members: every outcome"):  # a run of 2.0
+    with pytest.raises(EhrseqError, match=r"ModelConfig\.members: every outcome"):  # a run of 2.0
         build_model(ModelConfig(members=2, outcomes=3))
 
 
