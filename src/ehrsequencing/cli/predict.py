@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ehrsequencing.cli.console import REFUSED, bar, finish, note, remark, say, shown, warn
-from ehrsequencing.cli.options import open_run
+from ehrsequencing.cli.options import open_run, read_study
 from ehrsequencing.core.errors import EhrseqError, refuse_idle
 from ehrsequencing.core.signals import keep_freed_memory
 
@@ -36,7 +36,8 @@ def predict(
     horizons, journal, key = (given.pop(name) for name in ("horizons", "journal", "key"))
     outcome, top = (given.pop(name) for name in ("outcome", "top"))
     of_list = {name: given.pop(name) for name in ("threshold", "strict")}
-    Request(**given).refuse_early(out, data)  # before a model is loaded
+    read_study(config, overrides, "predict")  # settings, then files and moments, then the run
+    Request(**given).refuse_early(out, data)
     opened, study = open_run(run, "predict", overrides, config)
     days = None if horizons is None else days_of(horizons.split(","), where="--horizons")
     given |= {"horizons_days": days, "facts": study.data, "limits": study.drift, "say": remark}
