@@ -144,6 +144,7 @@ def answering(function: Called, name: str = "") -> Called:
         for argument, value in bound.arguments.items():
             one = signature.parameters[argument]
             is_one = one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
+            is_one = is_one and not is_class  # scikit-learn: an estimator is made of anything
             if is_one and not fits(value, one.annotation):
                 written = re.sub(r"\b(\w+\.)+", "", inspect.formatannotation(one.annotation))
                 raise EhrseqError(
