@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import ehrsequencing as eh
-from ehrsequencing.config import DataConfig, SplitsConfig
+from ehrsequencing.config import SplitsConfig
 from ehrsequencing.core.files import read_json
 from ehrsequencing.evaluation import pooling
 from ehrsequencing.evaluation.population import Population
@@ -65,7 +65,7 @@ def test_sites_are_counted_by_people(tmp_path: Path) -> None:
     rows += [Row(1, moment(1), "A", encounter="south"), Row(2, moment(1), "A")]
     data = write_meds(tmp_path / "data", rows, shards=2, column="site")
     asked = SplitsConfig(by="site", column="site", held_out_sites=("north",))
-    assert sites_of(data, asked, DataConfig()) == {"north": 20, "south": 11}
+    assert sites_of(data, asked) == {"north": 20, "south": 11}
 
 
 @pytest.mark.slow
