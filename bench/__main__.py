@@ -14,12 +14,11 @@ HERE = Path(__file__).parent
 
 def benchmarks() -> dict[str, str]:
     """Name of each benchmark → its module."""
-    found = {
+    return {
         path.stem: f"bench.{room}.{path.stem}"
         for room in ROOMS
         for path in sorted((HERE / room).glob("[a-z]*.py"))
     }
-    return {**found, "peers": "bench.speed.peers.run"}
 
 
 def first_line(module: str) -> str:

@@ -11,8 +11,8 @@ A finished cell (a task, a division, a model) is kept in OUT and an interrupted 
 may end it at any moment and the same command continues. `--markdown` prints the tables of what is there, and `--page`
 writes them between the markers of bench/results/league.md.
 
-Needs `pip install ".[league]"` in some environment for the foreign models, and PyHealth as
-`bench/speed/peers/install.py` installs it. A model whose package no `--python` has stays "not run".
+Needs `pip install ".[league]"` in some environment for the foreign models, and one of its own for PyHealth. A model
+whose package no `--python` has stays "not run".
 """
 
 import argparse
@@ -59,7 +59,6 @@ from ehrsequencing.training.fit import fit
 from ehrsequencing.training.plan import Plan
 
 PAGE = ROOT / "bench" / "results" / "league.md"
-PEERS_PYTHON = ROOT / "bench" / "speed" / "peers" / ".venv-pyhealth" / "bin" / "python"
 BEGIN, END = "<!-- league: begin -->", "<!-- league: end -->"
 
 
@@ -92,7 +91,9 @@ def run_ours(place: Place, prepared: Prepared) -> None:
     steps = {name: fit_last_step(model, data) for name, model in alone.items()}
     models: dict[str, Predictor] = {"blend": run.predictor, "network": run.blend.parts[0]}
     models |= {
-        name: model if (step := steps[name]) is None else model.recalibrated(*step)
+        name: model
+        if (step := steps[name]) is None
+        else model.recalibrated(step.intercept, step.slope)
         for name, model in alone.items()
     }
     for name, model in models.items():
@@ -259,7 +260,7 @@ def main() -> None:
         parser.error(f"unknown task {unknown[0]}: one of {', '.join(TASKS)}")
     keep_freed_memory()
     # Absolute, but not resolved: the Python of an environment is a link, and knows its packages by where the link is.
-    pythons = [path.absolute() for path in (*arguments.python, PEERS_PYTHON)]
+    pythons = [path.absolute() for path in arguments.python]
     places = [
         Place(
             name,

@@ -57,10 +57,8 @@ from ehrsequencing.evaluation.repeated_splits import (
     split_fingerprint,
     split_study,
 )
-from ehrsequencing.predictors.cox import RIDGES_PER_EVENT
 
 TASKS = ROOT / "examples" / "tasks"
-TRIALS_TABLE = ROOT / "docs" / "lab-notes" / "trials.md"
 FIRST_SEED = 20_000
 COMPARED = ("nll", "ipa", "c", "auc")
 
@@ -314,53 +312,6 @@ LEVEL_HEAD = """| set | horizon | model | splits | recalibration | O/E | O/E ÷ 
 |---|---|---|---|---|---|---|---|"""
 
 
-# ---- the table of all trials -----------------------------------------------------------------------------------------
-
-TRIALS_HEAD = """# All trials on real data
-
-One row for each trial: the settings of ours, and the mean likelihood (NLL) of **tuning** subjects over the splits that
-are done, for ours and for every baseline. Compare rows over the same seeds only. In brackets: how many settings were
-tried for the baseline within each split; its tuning NLL is that of the best. No held-out subject is in this table.
-`python -m bench real DATA OUT [SET …] --trials [section.key=value …]` adds or replaces the rows of a trial;
-`python -m bench real_trials DATA OUT SET … [section.key=value …]` trains on the seeds from 19000 without baselines,
-and adds its row.
-
-| date | set | settings of ours | splits | ours | baselines |
-|---|---|---|---|---|---|
-"""
-
-
-def trial_row(
-    name: str, splits: Sequence[Mapping[str, Any]], settings: Sequence[str], date: str
-) -> str:
-    """The row of a trial in the table of trials."""
-    tried = {"boosted visits": SETS[name].tuning_trials, "landmark Cox": len(RIDGES_PER_EVENT)}
-    rivals = [
-        f"{model} {value:.4f}" + (f" ({tried[model]})" if model in tried else "")
-        for model, value in tuning_means(splits).items()
-        if model not in (OURS, NETWORK)
-    ]
-    words = ", ".join(f"`{text}`" for text in sorted(settings)) or "defaults"
-    own, means = ours_of(splits), tuning_means(splits)
-    told = ", ".join(
-        f"{label} {means[model]:.4f}" if len(own) > 1 else f"{means[model]:.4f}"
-        for model, label in own.items()
-    )
-    return f"| {date} | {name} | {words} | {len(splits)} ({seeds_of(splits)}) | {told} | {', '.join(rivals)} |"
-
-
-def add_trial(path: Path, row: str) -> None:
-    """Append the row to the table; the row of the same set, settings and day is replaced."""
-    lines = (
-        (path.read_text(encoding="utf-8") if path.is_file() else TRIALS_HEAD)
-        .rstrip("\n")
-        .split("\n")
-    )
-    same = row.split(" | ")[:3]
-    lines = [line for line in lines if line.split(" | ")[:3] != same]
-    path.write_text("\n".join([*lines, row]) + "\n", encoding="utf-8")
-
-
 # ---- the command -----------------------------------------------------------------------------------------------------
 
 
@@ -413,9 +364,6 @@ def main() -> None:
     parser.add_argument(
         "--keep", action="store_true", help=f"also keep the finished splits in {FOLDER}"
     )
-    parser.add_argument(
-        "--trials", action="store_true", help=f"also write the trial into {TRIALS_TABLE.name}"
-    )
     arguments = parser.parse_intermixed_args()
     settings = [word for word in arguments.words if "=" in word]
     names = [word for word in arguments.words if "=" not in word] or list(SETS)
@@ -437,8 +385,6 @@ def main() -> None:
             print(table(name, splits, settings), flush=True)
         short.append(summary(name, splits))
         levels.append(level_table(name, splits, study_of(name, settings)))
-        if arguments.trials:
-            add_trial(TRIALS_TABLE, trial_row(name, splits, settings, time.strftime("%Y-%m-%d")))
     if arguments.summary:
         print("\n".join([SUMMARY_HEAD, *short]))
     if arguments.level:

@@ -9,7 +9,7 @@ from bench.measure import ROOT, quartiles, run
 
 
 def test_every_benchmark_says_what_it_asks_and_how_it_is_run() -> None:
-    assert {"engine", "real", "oracle", "peers"} <= benchmarks().keys()
+    assert {"engine", "real", "oracle"} <= benchmarks().keys()
     for name, module in benchmarks().items():
         assert len(first_line(module).split()) > 3
         path = ROOT / f"{module.replace('.', '/')}.py"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,20 +60,3 @@ def test_a_cell_counts_where_every_model_has_it_and_only_of_the_outcome() -> Non
 def test_a_difference_is_better_by_the_direction_of_its_metric() -> None:
     assert bench.verdict("nll", (-0.1, -0.2, -0.05)) == bench.verdict("c", (0.1, 0.05, 0.2)) == "better"
     assert bench.verdict("nll", (0.1, 0.05, 0.2)) == bench.verdict("ipa", (-0.1, -0.2, -0.05)) == "worse"
-
-
-def test_a_trial_is_kept_once_and_has_no_held_out_number(tmp_path: Path) -> None:
-    path = tmp_path / "trials.md"
-    first = bench.trial_row("pbc2", SPLITS[:1], [], "2026-11-22")
-    again = bench.trial_row("pbc2", SPLITS, [], "2026-11-22")
-    other = bench.trial_row("pbc2", SPLITS, ["training.epochs=3"], "2026-11-22")
-    for text in (first, other, again):
-        bench.add_trial(path, text)
-    lines = path.read_text().splitlines()
-    assert lines[-2:] == [other, again]
-    assert first not in lines
-    rivals = "landmark Cox 1.3000 (9), boosted visits 1.4000 (9)"
-    assert (
-        again == f"| 2026-11-22 | pbc2 | defaults | 2 (20000–20001) | 1.5000 | {rivals} |"
-    )  # tuning NLL, nothing of held-out subjects
-    assert path.read_text().startswith("# All trials on real data")

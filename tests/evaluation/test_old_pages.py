@@ -105,3 +105,20 @@ def test_another_split_has_a_place_of_its_own(run: Path, tmp_path: Path) -> None
     again = eh.evaluate(run, **QUICK)
     assert again.result["tripod"] == {"protocol": "the trial's registry"}, "what people answered stays"
     assert not Run(run).altered
+
+
+def test_until_the_held_out_are_evaluated_the_newest_other_split_is_shown(sim_run: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(sim_run, tmp_path / "run"))
+    kept = {}
+    for split in ("train", "tuning", "held_out"):
+        eh.evaluate(run, split=split, report=False, **QUICK)
+        shown = eh.load(run).evaluation
+        assert shown is not None
+        assert shown.result["split"] == split
+        file = run / "evaluations" / split / "metrics.json"
+        kept |= {file: file.read_bytes()} if split != "held_out" else {}
+        if split == "tuning":  # as 2.0 left it
+            file.unlink()
+    assert {file: file.read_bytes() for file in kept} == kept
+    eh.evaluate(run, split="tuning", report=False, **QUICK)
+    assert json.loads((run / "metrics.json").read_text())["split"] == "held_out"

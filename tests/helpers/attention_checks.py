@@ -129,7 +129,7 @@ def check_weights(model: SurvivalModel, subjects: Records) -> None:
     batch = pack(subjects)
     e = model.code_embedding(batch)
     pooling = model.visit_encoder.pooling
-    u, alpha = pooling(e, batch, return_weights=True)
+    u, alpha = pooling(e, batch), pooling.weights(e, batch)
     assert alpha.shape == (batch.n_codes,)
     assert (alpha > 0).all()
     sums = torch.zeros(batch.n_visits, dtype=alpha.dtype).index_add(0, batch.visit_of_code, alpha)
@@ -146,7 +146,7 @@ def check_same_code_same_score(model: SurvivalModel) -> None:
     """Content-based: what one code weighs beside another is the same in any slot and in any company."""
     companies = [(3, 5), (5, 3), (7, 3, 5), (5, 9, 3, 2), (3, 3, 8, 5), (2, 2, 2, 5, 3)]
     batch = pack([Subject(tuple(Visit(codes, (None,) * len(codes)) for codes in companies))])
-    _, alpha = model.visit_encoder.pooling(model.code_embedding(batch), batch, return_weights=True)
+    alpha = model.visit_encoder.pooling.weights(model.code_embedding(batch), batch)
     weights = alpha.detach().split([len(codes) for codes in companies])
     odds = [float(w[codes.index(3)] / w[codes.index(5)]) for w, codes in zip(weights, companies, strict=True)]
     assert odds == pytest.approx([odds[0]] * len(odds), rel=1e-12)

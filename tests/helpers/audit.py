@@ -16,10 +16,11 @@ from ehrsequencing.audit.data import AuditData
 from ehrsequencing.config import TaskConfig, load_study, validated
 from ehrsequencing.core.outputs import MANIFEST, write_manifest
 from ehrsequencing.prediction.run import Run
+from ehrsequencing.predictors.fit import fit_last_step
+from ehrsequencing.predictors.network import Network
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.run_folder import write_run_files
-from ehrsequencing.training.train import recalibrate_head
 from helpers.meds import DAY_US, HOUR_US, SPLITS, YEAR_US, Row, us, write_meds
 from helpers.training import NetworkTrainer as Trainer
 
@@ -143,8 +144,9 @@ def assemble(prepared: Path, out: Path, *settings: str, seed: int = 0) -> Path:
     corrects = trainer.settings.recalibration > 0 and trainer.config.head == "horizon"
     facts: dict[str, Any] = {"best_epoch": 0, "tuning_nll": 0.0}
     if corrects:
-        settings_ = {"prior_sd": trainer.settings.recalibration, "visit_budget": trainer.settings.visit_budget}
-        fitted = recalibrate_head(best, trainer.tuning, device=trainer.training.device, **settings_)
+        fitted = fit_last_step(Network(best, trainer.plan.code_types), trainer.plan.fitting_data())
+        assert fitted is not None
+        best.recalibrate(torch.from_numpy(fitted.intercept), torch.from_numpy(fitted.slope))
         facts["recalibration"] = fitted.as_json(trainer.plan.task.causes)
     facts |= {"seed": trainer.settings.seed, "fingerprint": trainer.plan.fingerprint, "made_of": trainer.plan.made_of}
     write_run_files(out, store, trainer.plan.study, best.cpu(), [], facts)

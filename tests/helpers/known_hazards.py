@@ -1,7 +1,6 @@
 """Durations and causes drawn from known piecewise-constant hazards."""
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from ehrsequencing.batches.loader import SubjectLoader
@@ -34,7 +33,7 @@ def world(n: int, *, seed: int) -> tuple[Floats, Floats, NDArray[np.int64], Floa
 def log_hazards(model: SurvivalModel, records: TaskRecords, *, code_types: NDArray[np.int64] | None = None) -> Floats:
     """(R, causes, bins) at every prediction time, in the order of the rows."""
     loader = SubjectLoader.of_model(model.config, records, code_types=code_types)
-    row, eta = network.log_hazards(model, loader, visit_budget=2048, device=torch.device("cpu"))
+    row, eta = network.log_hazards(model, loader, visit_budget=2048)
     out = np.empty((len(records), *eta.shape[1:]))
     out[row] = eta
     return out

@@ -7,8 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ehrsequencing.models.hazards import horizon_nll, visit_nll
-from ehrsequencing.models.risks import cumulative_incidence
+from ehrsequencing.models.hazards import cumulative_incidence, horizon_nll, visit_nll
 
 EDGES = (10.0, 30.0, 365.25)
 

@@ -33,7 +33,6 @@ TINY = (
     "training.checkpoint_seconds=0",
     *("training.learning_rate=0.005", "training.warmup_steps=1"),
 )
-EPS = 1e-3  # AdamW divides a gradient by its own size: one of rounding alone (1e-9) would make whole steps of 1e-8
 VARIANTS: dict[str, tuple[str, ...]] = {
     "default": (),
     "cut": ("training.visit_budget=8", "model.max_visits=2"),  # long records as parts: unlike numbers of batches
@@ -42,10 +41,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 
 def trainer(prepared: Path, out: Path, processes: Processes, *settings: str) -> Trainer:
     study = load_study(None, [*TINY, *settings])
-    one = Trainer(Prepared(prepared), "simulated", out, study=study, processes=processes)
-    for group in one.training.optimizer.param_groups:
-        group["eps"] = EPS
-    return one
+    return Trainer(Prepared(prepared), "simulated", out, study=study, processes=processes)
 
 
 def steps(one: Trainer) -> dict[str, Ints]:
@@ -99,6 +95,7 @@ def end_at(number: int) -> Callable[[Progress], None]:
 
 def main(prepared: Path, out: Path) -> None:
     torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float64)  # AdamW makes whole steps of rounding: in float32 these would be 1e-8
     with joined_processes() as us:
         for name, settings in VARIANTS.items():
             one = trainer(prepared, out / "nowhere", us, *settings)

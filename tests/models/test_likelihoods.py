@@ -9,8 +9,7 @@ from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.models.hazards import horizon_nll
-from ehrsequencing.models.risks import cumulative_incidence
+from ehrsequencing.models.hazards import cumulative_incidence, horizon_nll
 from helpers.likelihood_checks import (
     EDGES,
     check_extremes,

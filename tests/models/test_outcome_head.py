@@ -8,8 +8,8 @@ from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 from ehrsequencing.models import outcomes
-from ehrsequencing.models.outcomes import OutcomeHead, OutcomeLabels, outcomes_nll, starting_rates
-from ehrsequencing.models.risks import cumulative_incidence, onset_risk
+from ehrsequencing.models.hazards import cumulative_incidence
+from ehrsequencing.models.outcomes import OutcomeHead, OutcomeLabels, onset_risk, outcomes_nll, starting_rates
 from reference.outcomes import dense_outcomes_nll
 
 EDGES = (5.0, 30.0, 100.0)

@@ -11,27 +11,10 @@ from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.config import StudyConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.metrics.censoring import aalen_johansen
-from ehrsequencing.metrics.hazards import cohort_hazards
 from ehrsequencing.models.ensemble import build_model
-from ehrsequencing.models.risks import observed_hazards
 from ehrsequencing.records.prepared import Prepared
 from helpers.rows import risk_of_rows
 from helpers.training import NetworkTrainer as Trainer
-
-
-def test_both_packages_count_the_same_rates() -> None:
-    rng = np.random.default_rng(2)
-    entry, cause = rng.choice([0.0, 3.0], 50), rng.integers(0, 3, 50)
-    duration, edges = entry + rng.exponential(40, 50) + 0.1, [7.0, 30.0, 90.0]
-    ours = observed_hazards(
-        edges,
-        duration_days=torch.tensor(duration),
-        cause=torch.tensor(cause),
-        entry_days=torch.tensor(entry),
-        n_causes=2,
-    )
-    theirs = cohort_hazards(edges, entry, duration, cause.astype(np.int8), n_causes=2)
-    np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-12)
 
 
 def test_a_new_model_predicts_the_observed_incidence(

@@ -40,7 +40,7 @@ TASKS: dict[str, Callable[[TaskConfig], TaskConfig]] = {
     "recurrent": lambda t: changed(t, name="recurrent", recurrent=True, blanking="10d"),
     "visit": lambda t: changed(t, name="visit", competing={}),
 }
-SETTINGS = {"visit": ("model.head=visit",), "landmarks": ("training.members=2", "training.bootstrap=true")}
+SETTINGS = {"visit": ("model.head=visit",), "landmarks": ("training.members=2",)}
 
 
 @pytest.fixture(scope="module")

@@ -118,7 +118,7 @@ def test_a_baseline_gets_the_last_step_of_our_training(
     raw = TooHigh(data)
     step = fit_last_step(raw, data)
     assert step is not None
-    mended = raw.recalibrated(*step)
+    mended = raw.recalibrated(step.intercept, step.slope)
     before, after = (model.nll(tuning).mean() for model in (raw, mended))
     assert after < before - 0.1
     days = np.array([365.25])

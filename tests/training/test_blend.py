@@ -39,7 +39,7 @@ from ehrsequencing.predictors.cox import LandmarkCox
 from ehrsequencing.predictors.fit import FOLDS
 from ehrsequencing.predictors.fitting_data import FittingData
 from ehrsequencing.predictors.history import FeatureSpec, history_features
-from ehrsequencing.predictors.network import Network, network as as_predictor
+from ehrsequencing.predictors.network import Network
 from ehrsequencing.predictors.recalibration import Labels, fit_recalibration
 from ehrsequencing.predictors.weights import BlendWeights, blended_hazards, fit_weights
 from ehrsequencing.records.prepared import Prepared
@@ -305,7 +305,7 @@ def test_members_and_recalibration_reach_the_risks_through_the_blend(run: Path, 
     other = blend.parts[1].all_hazards(records)
 
     def by_hand(model: Any, a: Any = 0.0, b: Any = 1.0) -> np.ndarray:
-        parts = [as_predictor(model).all_hazards(records), other]
+        parts = [Network(model).all_hazards(records), other]
         blended = blended_hazards(parts, blend.weights.value, blend.edges_days)
         corrected = np.exp(np.reshape(a, (-1, 1)) + np.reshape(b, (-1, 1)) * np.log(blended))
         return cumulative_incidence(corrected, blend.edges_days, np.array(days))

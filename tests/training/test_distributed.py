@@ -3,10 +3,12 @@
 import json
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
@@ -16,7 +18,14 @@ from ehrsequencing.training.processes import ALONE, Processes
 from helpers.command_line import ehrseq
 from helpers.two_processes import TINY, VARIANTS, step_sums, steps, torchrun, trainer
 
-TO = 1e-6
+TO = 1e-11  # in float64
+
+
+@pytest.fixture(autouse=True, scope="module")
+def in_float64() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.outputs import read_manifest
 from ehrsequencing.models.ensemble import Ensemble, mean_hazard_logits
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.training.train import bootstrap_sample
 from helpers.models import make_model
 from helpers.strategies import pack, sample_records
 from helpers.training import losses, train, weights
@@ -78,16 +77,6 @@ def test_members_are_the_runs_of_their_seeds(sim_prepared: Path, pair: Path, tmp
     # The mean hazard is at least as likely as the members are on average: −log and Jensen.
     assert manifest["tuning_nll"] <= np.mean([member["tuning_nll"] for member in manifest["members"]]) + 1e-6
     assert sorted(p.name for p in pair.iterdir() if p.is_dir()) == []
-
-
-def test_a_bootstrap_draws_as_many_subjects_with_replacement() -> None:
-    subjects = np.arange(100, 1100)
-    drawn = bootstrap_sample(subjects, seed=3)
-    assert len(drawn) == len(subjects)
-    assert set(drawn) < set(subjects)
-    assert 0.58 < len(set(drawn)) / len(subjects) < 0.68  # 1 − 1/e
-    assert np.array_equal(drawn, bootstrap_sample(subjects, seed=3))
-    assert not np.array_equal(drawn, bootstrap_sample(subjects, seed=4))
 
 
 def test_a_finished_ensemble_is_kept_and_other_numbers_are_refused(

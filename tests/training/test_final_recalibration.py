@@ -15,7 +15,6 @@ from ehrsequencing.metrics.hazards import exposure
 from ehrsequencing.models.ensemble import load_model
 from ehrsequencing.models.hazards import horizon_nll
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.predictors import network
 from ehrsequencing.predictors.recalibration import Labels, Recalibration, fit_recalibration
 from ehrsequencing.records.prepared import Prepared
 from helpers.known_hazards import EDGES, log_hazards, world
@@ -170,9 +169,7 @@ def trained(prepared: Path, out: Path, study: StudyConfig, **changes: object) ->
     return out
 
 
-def test_a_trained_run_is_fixed_and_says_how(
-    sim_prepared: Path, tiny_study: StudyConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trained_run_is_fixed_and_says_how(sim_prepared: Path, tiny_study: StudyConfig, tmp_path: Path) -> None:
     plain = trained(sim_prepared, tmp_path / "plain", tiny_study, recalibration=0.0)
     run = trained(sim_prepared, tmp_path / "run", tiny_study, recalibration=0.2)
     assert (plain / "history.jsonl").read_text() != ""
@@ -199,13 +196,3 @@ def test_a_trained_run_is_fixed_and_says_how(
     nlls = [float(nll_of_rows(load_model(folder), tuning).mean()) for folder in (plain, run)]
     assert nlls[1] < nlls[0]
     assert told[1]["tuning_nll"] == pytest.approx(nlls[1], abs=1e-5)
-
-    rows = tuning.rows
-    monkeypatch.setattr(network, "MOST_ROWS", -(-len(rows) // 2))
-    half = trained(sim_prepared, tmp_path / "half", tiny_study, recalibration=0.2)
-    counted = json.loads((half / "manifest.json").read_text())["recalibration"]
-    for cause, name in enumerate(causes, start=1):
-        at = rows.row_offsets
-        has = [s for s in range(len(at) - 1) if (rows.cause[at[s] : at[s + 1]] == cause).any()]
-        seen = np.flatnonzero(np.diff(at) > 0)[::2]
-        assert counted[name]["subjects_with_event"] == len(set(has) & set(seen.tolist()))

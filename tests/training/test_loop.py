@@ -20,9 +20,9 @@ from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.simulate import simulate
 from ehrsequencing.training import loop, plan
-from ehrsequencing.training.loop import FREE_BINS_DECAY, make_optimizer
+from ehrsequencing.training.loop import FREE_BINS_DECAY, average, make_optimizer
 from ehrsequencing.training.objectives import HazardsObjective
-from ehrsequencing.training.run_folder import BEGUN, ExponentialMovingAverage
+from ehrsequencing.training.run_folder import BEGUN
 from helpers.audit import broken_set, load, save
 from helpers.rows import nll_of_rows
 from helpers.simulate import busy_world
@@ -206,13 +206,12 @@ def test_it_learns_more_than_the_cohorts_own_hazards(tiny_study: StudyConfig, tm
 
 def test_averaged_weights_follow_their_recursion() -> None:
     model, averaged = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
-    average = ExponentialMovingAverage(model, averaged, decay=0.9)
     expected = averaged.weight.detach().clone()
     for step in range(1, 40):
         torch.nn.init.normal_(model.weight)
         decay = min(0.9, (1 + step) / (4 + step))
         expected = decay * expected + (1 - decay) * model.weight.detach()
-        average.update(step)
+        average(averaged, model, step=step, most=0.9)
     torch.testing.assert_close(averaged.weight.detach(), expected)
 
 
@@ -249,7 +248,7 @@ def test_patience_starts_when_the_warm_up_is_over(
     monkeypatch.setattr(HazardsObjective, "tuning_nll", lambda self, model, *others: float(next(rising)))
     store = Prepared(sim_prepared)
     sample = Trainer(store, "simulated", tmp_path / "sample", study=load_study(None, list(TINY)))
-    steps = len(sample.loader.shuffled(0, seed=0, visit_budget=sample.budget))
+    steps = len(sample.loader.shuffled(0, seed=0, visit_budget=sample.training.visit_budget))
     settings = [*TINY, "training.epochs=9", "training.patience=2", f"training.warmup_steps={int(warm_epochs * steps)}"]
     Trainer(store, "simulated", tmp_path / "run", study=load_study(None, settings)).fit()
     history = [json.loads(line) for line in (tmp_path / "run" / "history.jsonl").read_text().splitlines()]

@@ -14,7 +14,6 @@ from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig, TrainingConfig, load_study
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training import objectives
 from ehrsequencing.training.objectives import BesideHazards, MaskedCodes, take_codes
 from ehrsequencing.training.run_folder import TrainingState
 from helpers.no_wait import check_no_wait
@@ -138,35 +137,6 @@ def test_the_loss_is_the_formula(chosen: dict[str, Any]) -> None:
     torch.testing.assert_close(*grads, rtol=1e-9, atol=1e-11)
 
 
-def test_a_visit_does_not_see_what_was_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the table says of the code that was taken, u of its visit stays; a mask that takes nothing is seen."""
-
-    def states(mask: Any, weight: float) -> Tensor:
-        monkeypatch.setattr(objectives, "take_codes", mask)
-        model, objective = parts()
-        with torch.no_grad():
-            model.code_embedding.table.weight[3] = weight
-        kept: list[Tensor] = []
-        model.visit_encoder.register_forward_hook(lambda _m, _i, u: kept.append(u))
-        objective(model, pack([Subject((Visit((3, 4), (None, None)), Visit((5, 6), (None, None))))]))
-        return kept[0][0]
-
-    def taken(batch: VisitBatch) -> Taken:
-        for seed in range(100):
-            torch.manual_seed(seed)
-            masked = take_codes(batch)
-            assert masked is not None
-            if int(masked[1][0]) == 3:
-                return masked
-        pytest.fail("code 3 was never taken")
-
-    def nothing_taken(batch: VisitBatch) -> Taken:
-        return batch, taken(batch)[1]
-
-    assert torch.equal(states(taken, 0.1), states(taken, 9.0))
-    assert not torch.equal(states(nothing_taken, 0.1), states(nothing_taken, 9.0))
-
-
 def test_no_step_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     model, objective = parts(torch.float32, dropout=0.1)
     objective.to("meta")
@@ -201,7 +171,7 @@ def test_the_run_keeps_the_model_alone(sim_prepared: Path, tmp_path: Path) -> No
 
 def hazards_gradients(trainer: Trainer) -> list[Tensor | None]:
     """What the hazards' optimiser would be given in the first step."""
-    steps = trainer.loader.shuffled(0, seed=0, visit_budget=trainer.budget, most_subjects=8)
+    steps = trainer.loader.shuffled(0, seed=0, visit_budget=trainer.training.visit_budget, most_subjects=8)
     trainer.training.begin_step(TrainingState())
     trainer.training.add_gradients(next(trainer.training.batches(steps)))
     return [None if p.grad is None else p.grad.clone() for p in trainer.model.parameters()]

@@ -16,8 +16,8 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json
 from ehrsequencing.evaluation.outcome_table import OutcomeRows, evaluate_outcomes
 from ehrsequencing.evaluation.results import place_in_run
+from ehrsequencing.models.hazards import cumulative_incidence
 from ehrsequencing.models.outcomes import OutcomeHead
-from ehrsequencing.models.risks import cumulative_incidence
 from ehrsequencing.prediction.predict import Request
 from ehrsequencing.prediction.predict_some import predict_outcomes
 from ehrsequencing.prediction.run import Run

@@ -24,7 +24,7 @@ MOST_VISITS = 30  # the newest
 
 
 def import_pyhealth() -> tuple[Any, Any, Any]:
-    """PyHealth's datasets, models and trainer: see `bench/peers/pyhealth_step.py` for what the import needs."""
+    """PyHealth's datasets, models and trainer."""
     # its caches, and those of what it imports, stay inside the environment
     home = Path(sys.prefix) / "home"
     home.mkdir(exist_ok=True)

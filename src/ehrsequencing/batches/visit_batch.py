@@ -356,19 +356,10 @@ class VisitBatch(Hinted):
     # ---- self-check --------------------------------------------------------------------------------------------
 
     def _check_types(self) -> None:
-        optional = {
-            "static_codes",
-            "static_offsets",
-            "is_query",
-            "values",
-            "code_types",
-            "slots",
-            "visit_ids",
-        }
-        optional |= {*_LABELS, *_SKIPPED, *_OUTCOMES}
+        needed = ("codes", "visit_offsets", "subject_offsets", "age_years", "delta_days")
         for name, dtypes in _DTYPES.items():
             tensor = getattr(self, name)
-            if tensor is None and name in optional:
+            if tensor is None and name not in needed:
                 continue
             if not isinstance(tensor, Tensor):
                 raise bad_field("a tensor", type(tensor).__name__, where=name)

@@ -115,7 +115,11 @@ PLACES = (
 
 # Settings that have left since 2.0, which runs, prepared sets and study files of 2.0 name, with the value that asks for
 # nothing. With another value they are unknown, and `core/elsewhere.toml` says what to use.
-FORMER: Mapping[str, Any] = {"evaluation.recalibrate": False, "vocabulary.rollup": "off"}
+FORMER: Mapping[str, Any] = {
+    "evaluation.recalibrate": False,
+    "training.bootstrap": False,
+    "vocabulary.rollup": "off",
+}
 
 
 def without_former(data: dict[str, Any], section: str = "") -> dict[str, Any]:

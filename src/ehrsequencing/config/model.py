@@ -6,6 +6,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from ehrsequencing.config import base as parts
 from ehrsequencing.config.base import Settings
+from ehrsequencing.core.errors import EhrseqError
 
 # what other libraries call our settings
 _ELSEWHERE = {
@@ -84,6 +85,19 @@ class ModelSettings(Settings):
         if self.dim % self.heads:
             raise ValueError(f"dim={self.dim} must be a multiple of heads={self.heads}")
         return self
+
+    def refuse_bidirectional(self) -> None:
+        """Refuse to fit hazards with a timeline in which visits see later ones.
+
+        Raises:
+            EhrseqError: The attention is bidirectional.
+        """
+        if self.attention == "bidirectional":
+            raise EhrseqError(
+                "a hazard at a visit would have seen the visits after it, and would score better than the truth",
+                where="ModelConfig.attention=bidirectional",
+                fix="fit hazards with attention=causal; bidirectional is for pretraining",
+            )
 
     @property
     def relates_codes(self) -> bool:

@@ -24,7 +24,6 @@ class TrainingConfig(Settings):
     seed: int = Field(default=0, ge=0, lt=2**32)  # of the start, the batches and the dropout
     # train so many models with the seeds seed, seed + 1 …, and average their hazards
     members: int = Field(default=1, ge=1)
-    bootstrap: bool = False  # train each member on subjects drawn with replacement
     # drawn at random; null: as many as visit_budget allows
     subjects_per_step: int | None = Field(default=48, ge=1)
     # most visits and queries in a batch, unless one subject has more

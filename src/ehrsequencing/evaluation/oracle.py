@@ -21,7 +21,7 @@ from ehrsequencing.evaluation.population import Population, rows_of
 from ehrsequencing.metrics.bootstrap import mean_by_subject
 from ehrsequencing.metrics.calibration import quantile_groups
 from ehrsequencing.metrics.hazards import event_bin, exposure, hazards_through, horizon_nll
-from ehrsequencing.models.risks import cumulative_incidence
+from ehrsequencing.models.hazards import cumulative_incidence
 from ehrsequencing.predictors.predictor import Predictor
 from ehrsequencing.records.meds import simulation_faults
 from ehrsequencing.records.parquet_rows import read_batches

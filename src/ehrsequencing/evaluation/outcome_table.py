@@ -21,7 +21,7 @@ from ehrsequencing.metrics.censoring import divide
 from ehrsequencing.metrics.discrimination import stratified_auc, wolbers_c
 from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.models.hazards import exposure
-from ehrsequencing.models.risks import onset_risk
+from ehrsequencing.models.outcomes import onset_risk
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.predictors.network import states_of_rows
 from ehrsequencing.records.events import DAY_US

@@ -6,6 +6,7 @@ people: there `metrics.json` is the exact result, and there is no other file.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -123,10 +124,22 @@ def place_in_run(split: str) -> str:
 
 
 def add_result(result: Exact, run_folder: Path) -> None:
-    """Write the files of a result into a finished run, from which pages of an earlier result go first."""
-    place = place_in_run(result["split"])
-    for name, write in _files(result):
-        add_to_run(run_folder, place + name, write, outdates=[place + page for page in DRAWN])
+    """Write the files of a result into a finished run, from which pages of an earlier result go first.
+
+    Until the held-out people are evaluated, the newest result of another split is shown as the run's own, too.
+    """
+    places, own = [place_in_run(result["split"])], read_result(run_folder)
+    is_held_out = own is not None and own["split"] == HELD_OUT
+    if own is not None and not is_held_out:
+        earlier = place_in_run(own["split"]) + SHARED  # 2.0 wrote it into the run's own place alone
+        if not (run_folder / earlier).exists():
+            add_to_run(run_folder, earlier, partial(write_shareable, content=own))
+    if places[0] and not is_held_out:
+        places.append("")
+    for place in places:
+        for name, write in _files(result):
+            outdates = [place + page for page in DRAWN]
+            add_to_run(run_folder, place + name, write, outdates=outdates)
 
 
 def read_result(run_folder: Path, place: str = "") -> Shareable[Shared] | None:

@@ -1,8 +1,8 @@
-"""The base class of all models: what they do beside their loss, such as risks and files."""
+"""The base class of all models: heads, likelihood, risks and files."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -13,99 +13,201 @@ from torch.overrides import TorchFunctionMode
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig, validated
 from ehrsequencing.config.files import without_former
-from ehrsequencing.core.elsewhere import lacks
+from ehrsequencing.core.elsewhere import Answering, lacks
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import disk_errors, read_json, write_bytes
 from ehrsequencing.core.text import days_of
-from ehrsequencing.models.hazard_model import HazardModel
-from ehrsequencing.models.hazards import HazardsOverTime
-from ehrsequencing.models.risks import cumulative_incidence, observed_hazards
+from ehrsequencing.metrics.hazards import cohort_hazards
+from ehrsequencing.models.embeddings import TableBranch
+from ehrsequencing.models.hazards import (
+    HazardsOverTime,
+    SurvivalHead,
+    cumulative_incidence,
+    horizon_nll,
+    last_layer,
+    visit_nll,
+)
+from ehrsequencing.models.outcomes import OUTCOME_RANK, OutcomeHead, OutcomeLabels
+from ehrsequencing.models.segments import to_device
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 Model = TypeVar("Model", bound=nn.Module)
+_CLASSES = {"hierarchical": "HierarchicalBEHRTForSurvival", "flat": "BEHRTForSurvival"}
 
 
-def read_config(folder: Path) -> ModelConfig:
-    """The configuration of a saved model."""
-    path = folder / CONFIG_FILE
-    return validated(ModelConfig, without_former(read_json(path), "model."), where=str(path))
+class SurvivalModel(Answering, nn.Module):
+    """A network that gives the logits of hazards for every row of a `VisitBatch`; their likelihood, risks and files.
 
+    A subclass declares its architecture, builds its parts (then `_add_head`), and defines `forward` and `states`.
+    """
 
-def read_weights(folder: Path, config: ModelConfig, build: Callable[[ModelConfig], Model]) -> Model:
-    """The model of a configuration with the weights of a folder; errors as of `SurvivalModel.from_pretrained`."""
-    weights = _read_tensors(folder / WEIGHTS_FILE)
-    where, fix = str(folder / WEIGHTS_FILE), "save the model again"
-    if config.layers * config.members > len(weights):  # before anything of that size is built
-        raise EhrseqError(
-            "holds fewer tensors than the configuration has layers", where=where, fix=fix
-        )
-    try:
-        with (
-            torch.device("meta"),
-            _Unstarted(),
-        ):  # shapes only: a hostile configuration allocates nothing
-            model = build(config)
-    except (
-        OverflowError,
-        RuntimeError,
-        TypeError,
-    ) as error:  # what torch raises for a size that is too big
-        raise EhrseqError(
-            "describes no possible model", where=str(folder / CONFIG_FILE), fix=fix
-        ) from error
-    columns = config.table_columns or config.vocab_size
-    for name, tensor in model.state_dict().items():
-        if name.endswith(".curves"):  # runs of 2.0 have free bins alone
-            weights.setdefault(name, torch.zeros(tensor.shape, dtype=tensor.dtype))
-        if name not in weights:
-            raise EhrseqError(f"has no tensor {name}", where=where, fix=fix)
-        stored = weights[name]
-        kinds = (torch.float32, torch.float64) if tensor.is_floating_point() else (tensor.dtype,)
-        if stored.shape != tensor.shape or stored.dtype not in kinds:
-            kind = "float" if tensor.is_floating_point() else str(tensor.dtype)
+    architecture: ClassVar[str]  # its name in the settings
+    head: SurvivalHead
+    wide_head: nn.Linear | None
+    table: TableBranch | None
+    outcomes: OutcomeHead | None
+
+    def __new__(cls, *given: object, **named: object) -> Self:
+        """An object, unless it is to be made as its plain twin is, from a number of codes and a width."""
+        if given and isinstance(given[0], int):
             raise EhrseqError(
-                f"{name}: expected {kind} of shape {tuple(tensor.shape)}, got {stored.dtype} {tuple(stored.shape)}",
-                where=where,
-                fix=fix,
+                "takes a ModelConfig, got a number",
+                where=cls.__name__,
+                fix=f"write eh.nn.{cls.__name__}(n_codes, d) for the plain model of padded tensors, or "
+                f"eh.{cls.__name__}(eh.ModelConfig(vocab_size=n_codes, dim=d))",
             )
-        if not tensor.is_floating_point() and bool((stored >= columns).any()):
-            raise EhrseqError(f"{name}: a column outside the table", where=where, fix=fix)
-        if not bool(stored.isfinite().all()):
-            raise EhrseqError(f"{name}: not every weight is finite", where=where, fix=fix)
-    unknown = sorted(set(weights) - set(model.state_dict()))
-    if unknown:
-        raise EhrseqError(f"holds an unknown tensor {unknown[0]!r}", where=where, fix=fix)
-    model.load_state_dict(weights, assign=True)
-    return model
+        return super().__new__(cls)
 
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        if config.architecture != self.architecture:
+            raise EhrseqError(
+                f"{type(self).__name__} is not {config.architecture!r}, which the configuration says",
+                where="ModelConfig.architecture",
+                fix=f"use {_CLASSES[config.architecture]}",
+            )
+        if config.members != 1:
+            raise EhrseqError(
+                "is one model", where=f"ModelConfig.members={config.members}", fix="use Ensemble"
+            )
+        self.config = config
 
-class _Unstarted(TorchFunctionMode):
-    """New parameters keep what is in their memory: a start on the meta device loads a compiler, for nothing."""
+    def _add_head(self) -> None:
+        """The table branch, the hazard head, and the wide one beside it: linear on the inputs, zero at the start."""
+        config = self.config
+        self.table = TableBranch(config) if config.table_dim else None
+        self.head = SurvivalHead(config)
+        self.wide_head = None
+        if config.wide_head:
+            width = config.dim + config.table_dim
+            self.wide_head = last_layer(config, width, bias=False)
+            nn.init.zeros_(self.wide_head.weight)
+        self.outcomes = None
+        if config.outcomes:
+            self.outcomes = OutcomeHead(
+                config.dim,
+                outcomes=config.outcomes,
+                rank=OUTCOME_RANK,
+                edges_days=config.edges_days,
+                dropout=config.dropout,
+            )
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        given = dict(kwargs or {})
-        if getattr(func, "__module__", None) == "torch.nn.init":
-            return given["tensor"] if "tensor" in given else args[0]
-        if func is torch.arange:
-            return torch.empty(*args, dtype=torch.int64)
-        return func(*args, **given)
+    def _of_table(self, batch: VisitBatch, x: Tensor) -> Tensor:
+        """(N, width) h of the table branch; (N, 0) without one."""
+        return x[:, :0] if self.table is None else self.table(batch)
 
+    def _with_table(self, x: Tensor, h: Tensor) -> Tensor:
+        """(N, d) rows → the same with what their numbers add."""
+        return x if self.table is None else x + self.table.W_x(h)
 
-def _read_tensors(path: Path) -> dict[str, Tensor]:
-    try:
-        with disk_errors("cannot be read", path), safe_open(path, framework="pt") as file:
-            # cloned into memory of its own: aligned, so that sums round as before, and safe if the file is replaced
-            return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a mapping)
-    except SafetensorError as error:
-        raise EhrseqError(
-            "is not a safetensors file", where=str(path), fix="save the model again"
-        ) from error
+    def hazard_logits(self, z: Tensor, *, wide: Tensor | None) -> Tensor:
+        """(N, d) states, and what the wide head looks at → logits, of queries too."""
+        logits: Tensor = self.head(z)
+        if self.wide_head is not None and wide is not None:
+            logits = logits + self.wide_head(wide).view_as(logits)
+        return logits
 
+    def _logits(self, z: Tensor, batch: VisitBatch, *, wide: Tensor | None) -> Tensor:
+        return self._without_queries(self.hazard_logits(z, wide=wide), batch.is_query)
 
-class SurvivalModel(HazardModel):
-    """A `HazardModel` with risks, files, and the ways to start, to recalibrate and to look inside."""
+    def _without_queries(self, logits: Tensor, is_query: Tensor) -> Tensor:
+        """Logits, NaN where a row is a query and the head is `visit`: no interval follows a query."""
+        return logits.masked_fill(is_query, float("nan")) if self.config.head == "visit" else logits
+
+    def forward(self, batch: VisitBatch) -> Tensor:
+        """Logits per row: (N, causes, bins) log-hazards per day, or (N,) for the `visit` head (NaN for queries)."""
+        raise NotImplementedError
+
+    def states(self, batch: VisitBatch) -> tuple[Tensor, Tensor]:
+        """What the wide head and the head turn into hazards.
+
+        The rows (N, d + table's width) before the timeline (flat: the layers), and (N, d) after it.
+        """
+        raise NotImplementedError
+
+    def nll(self, batch: VisitBatch) -> Tensor:
+        """Negative log-likelihood of each prediction time, by the configured head.
+
+        Args:
+            batch: With `at_risk` and `cause`, and for the `horizon` head `duration_days` (`entry_days` optional). For
+                the `visit` head the cause is on the subject's last at-risk visit; queries do not count. Where the
+                model has outcomes and the batch has `outcome_rows`, theirs are added.
+
+        Returns:
+            (N,) in at least float32; 0 where not at risk.
+
+        Raises:
+            EhrseqError: Labels are missing or impossible, or the timeline is bidirectional.
+        """
+        self.config.refuse_bidirectional()
+        needed = ["at_risk", "cause"]
+        if self.config.head == "horizon":
+            needed.append("duration_days")
+        missing = [name for name in needed if getattr(batch, name) is None]
+        if missing or batch.at_risk is None or batch.cause is None:
+            raise EhrseqError(
+                f"no {', '.join(missing)}", where="VisitBatch", fix="make the batch with its labels"
+            )
+        z = None
+        if self.config.outcomes and batch.outcome_rows is not None:
+            x, z = self.states(batch)
+            logits = self._logits(z, batch, wide=x)
+        else:
+            logits = self(batch)
+        if self.config.head == "visit":
+            return visit_nll(
+                logits,
+                batch.at_risk & ~batch.is_query,
+                cause=batch.cause.masked_fill(batch.is_query, 0),
+                subject_offsets=batch.subject_offsets,
+            )
+        at_risk = batch.host.at_risk  # counted on the CPU, since their number is a shape
+        assert at_risk is not None
+        rows = to_device(at_risk.nonzero().squeeze(1), logits.device)
+        duration_days, entry_days = batch.duration_days, batch.entry_days
+        assert duration_days is not None
+        terms = horizon_nll(
+            logits.index_select(0, rows),
+            self.config.edges_days,
+            duration_days=duration_days[rows],
+            cause=batch.cause[rows],
+            entry_days=None if entry_days is None else entry_days[rows],
+        )
+        if z is not None:
+            terms = terms + self._outcome_nll(z, rows, batch)
+        return terms.new_zeros(batch.n_visits).index_copy(0, rows, terms)
+
+    def _outcome_nll(self, z: Tensor, rows: Tensor, batch: VisitBatch) -> Tensor:
+        """(n,) of the rows at risk, summed over all outcomes."""
+        listed, codes, days = batch.outcome_rows, batch.outcome_codes, batch.outcome_days
+        assert self.outcomes is not None
+        assert listed is not None
+        assert codes is not None
+        assert days is not None
+        assert batch.duration_days is not None
+        place = rows.new_zeros(batch.n_visits).index_copy(
+            0, rows, torch.arange(len(rows), device=rows.device)
+        )
+        return self.outcomes.nll(
+            z.index_select(0, rows),
+            stop_days=batch.duration_days[rows],
+            labels=OutcomeLabels(place[listed], codes, days),
+            entry_days=None if batch.entry_days is None else batch.entry_days[rows],
+        )
+
+    def loss(self, batch: VisitBatch, *, divisor: float | None = None) -> Tensor:
+        """Sum of `nll` over `divisor`; by default over the number of labelled prediction times (the mean).
+
+        Training divides by a constant: steps of randomly drawn subjects hold different numbers of prediction times,
+        and that number grows with survival.
+        """
+        nll = self.nll(batch)
+        if divisor is None:
+            host = batch.host
+            assert host.at_risk is not None
+            counted = host.at_risk & ~host.is_query if self.config.head == "visit" else host.at_risk
+            divisor = max(int(counted.sum()), 1)
+        return nll.sum() / divisor
 
     if not TYPE_CHECKING:  # a type checker finds names that are not there by itself
 
@@ -217,17 +319,19 @@ class SurvivalModel(HazardModel):
                 where="start_at_rates",
                 fix="use model.head.set_bias(hazards) with the share of visits that an event follows",
             )
-        if batch.at_risk is None or batch.duration_days is None or batch.cause is None:
+        host = batch.host
+        if host.at_risk is None or host.duration_days is None or host.cause is None:
             raise EhrseqError("no labels", where="VisitBatch", fix="make the batch with its labels")
-        rows, entry = batch.at_risk, batch.entry_days
-        hazards = observed_hazards(
+        at_risk = host.at_risk
+        entry = torch.zeros_like(host.duration_days) if host.entry_days is None else host.entry_days
+        hazards = cohort_hazards(
             self.config.edges_days,
-            duration_days=batch.duration_days[rows],
-            cause=batch.cause[rows],
-            entry_days=None if entry is None else entry[rows],
+            entry[at_risk].double().numpy(),
+            host.duration_days[at_risk].double().numpy(),
+            host.cause[at_risk].numpy(),
             n_causes=self.config.causes,
         )
-        self.head.set_bias(hazards)
+        self.head.set_bias(torch.from_numpy(hazards))
 
     def recalibrate(self, intercept: Tensor, slope: Tensor) -> None:
         """Fold `log λ'_{e,k} = a_{e,k} + b_{e,k} · log λ_{e,k}` into the last layers.
@@ -266,3 +370,85 @@ class SurvivalModel(HazardModel):
         """
         config = read_config(Path(path))
         return read_weights(Path(path), config, cls).eval()
+
+
+# ---- files ----------------------------------------------------------------------------------------------------------
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """The configuration of a saved model."""
+    path = folder / CONFIG_FILE
+    return validated(ModelConfig, without_former(read_json(path), "model."), where=str(path))
+
+
+def read_weights(folder: Path, config: ModelConfig, build: Callable[[ModelConfig], Model]) -> Model:
+    """The model of a configuration with the weights of a folder; errors as of `SurvivalModel.from_pretrained`."""
+    weights = _read_tensors(folder / WEIGHTS_FILE)
+    where, fix = str(folder / WEIGHTS_FILE), "save the model again"
+    if config.layers * config.members > len(weights):  # before anything of that size is built
+        raise EhrseqError(
+            "holds fewer tensors than the configuration has layers", where=where, fix=fix
+        )
+    try:
+        with (
+            torch.device("meta"),
+            _Unstarted(),
+        ):  # shapes only: a hostile configuration allocates nothing
+            model = build(config)
+    except (
+        OverflowError,
+        RuntimeError,
+        TypeError,
+    ) as error:  # what torch raises for a size that is too big
+        raise EhrseqError(
+            "describes no possible model", where=str(folder / CONFIG_FILE), fix=fix
+        ) from error
+    columns = config.table_columns or config.vocab_size
+    for name, tensor in model.state_dict().items():
+        if name.endswith(".curves"):  # runs of 2.0 have free bins alone
+            weights.setdefault(name, torch.zeros(tensor.shape, dtype=tensor.dtype))
+        if name not in weights:
+            raise EhrseqError(f"has no tensor {name}", where=where, fix=fix)
+        stored = weights[name]
+        kinds = (torch.float32, torch.float64) if tensor.is_floating_point() else (tensor.dtype,)
+        if stored.shape != tensor.shape or stored.dtype not in kinds:
+            kind = "float" if tensor.is_floating_point() else str(tensor.dtype)
+            raise EhrseqError(
+                f"{name}: expected {kind} of shape {tuple(tensor.shape)}, got {stored.dtype} {tuple(stored.shape)}",
+                where=where,
+                fix=fix,
+            )
+        if not tensor.is_floating_point() and bool((stored >= columns).any()):
+            raise EhrseqError(f"{name}: a column outside the table", where=where, fix=fix)
+        if not bool(stored.isfinite().all()):
+            raise EhrseqError(f"{name}: not every weight is finite", where=where, fix=fix)
+    unknown = sorted(set(weights) - set(model.state_dict()))
+    if unknown:
+        raise EhrseqError(f"holds an unknown tensor {unknown[0]!r}", where=where, fix=fix)
+    model.load_state_dict(weights, assign=True)
+    return model
+
+
+class _Unstarted(TorchFunctionMode):
+    """New parameters keep what is in their memory: a start on the meta device loads a compiler, for nothing."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = dict(kwargs or {})
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return given["tensor"] if "tensor" in given else args[0]
+        if func is torch.arange:
+            return torch.empty(*args, dtype=torch.int64)
+        return func(*args, **given)
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        with disk_errors("cannot be read", path), safe_open(path, framework="pt") as file:
+            # cloned into memory of its own: aligned, so that sums round as before, and safe if the file is replaced
+            return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    except SafetensorError as error:
+        raise EhrseqError(
+            "is not a safetensors file", where=str(path), fix="save the model again"
+        ) from error

@@ -1,7 +1,7 @@
 """Ensembles, and the model of a configuration or of a folder."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
@@ -15,7 +15,6 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models.base import SurvivalModel, read_config
 from ehrsequencing.models.behrt import BEHRTForSurvival
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
-from ehrsequencing.models.outcomes import OutcomeHead, OutcomeLabels
 
 ARCHITECTURES: dict[str, type[SurvivalModel]] = {
     one.architecture: one for one in (HierarchicalBEHRTForSurvival, BEHRTForSurvival)
@@ -51,12 +50,18 @@ class Ensemble(SurvivalModel):
                 where="ModelConfig.members",
                 fix="name at least 2 members, or build a single model",
             )
+        if config.outcomes:
+            raise EhrseqError(
+                "every outcome is asked of one network",
+                where="ModelConfig.members",
+                fix="leave out training.members",
+            )
         self.config = config
         single = config.model_copy(update={"members": 1})
         self.members = nn.ModuleList(
             ARCHITECTURES[config.architecture](single) for _ in range(config.members)
         )
-        self.outcomes = MeanOutcomes(self.members) if config.outcomes else None
+        self.outcomes = None
 
     def forward(self, batch: VisitBatch) -> Tensor:
         """Logits of the mean hazard: (N, causes, bins) log-hazards per day, or (N,) for the `visit` head."""
@@ -94,55 +99,6 @@ class Ensemble(SurvivalModel):
     def _mean(self, logits: Sequence[Tensor]) -> Tensor:
         return mean_hazard_logits(
             torch.stack(list(logits)), is_probability=self.config.head == "visit"
-        )
-
-
-class MeanOutcomes:
-    """The mean of the members' hazards of every outcome, from their states beside one another.
-
-    Args:
-        members: Models with outcomes.
-    """
-
-    def __init__(self, members: nn.ModuleList) -> None:
-        self.members = members
-
-    def _with_states(self, z: Tensor) -> Iterator[tuple[OutcomeHead, Tensor]]:
-        heads = (cast(OutcomeHead, cast(SurvivalModel, member).outcomes) for member in self.members)
-        return zip(heads, z.chunk(len(self.members), 1), strict=True)
-
-    def log_hazards(self, z: Tensor, codes: Tensor | None = None) -> Tensor:
-        """Logs (N, C, K) of the mean hazards per day of all codes or of the given ones."""
-        return mean_hazard_logits(
-            torch.stack([head.log_hazards(own, codes) for head, own in self._with_states(z)])
-        )
-
-    def nll(
-        self,
-        z: Tensor,
-        *,
-        stop_days: Tensor,
-        labels: OutcomeLabels,
-        entry_days: Tensor | None = None,
-    ) -> Tensor:
-        """Negative log-likelihood (N,) of the mean hazards, exact, and in the memory of one member's.
-
-            NLL = (1/M) Σ_m ( NLL_m + Σ_events log λ^m ) − Σ_events log (1/M) Σ_m λ^m
-
-        since ∫ λ is linear in λ: what differs from the mean of the members' likelihoods is at the events alone.
-        """
-        of_members, at_events = [], []
-        for head, own in self._with_states(z):
-            of_members.append(
-                head.nll(own, stop_days=stop_days, labels=labels, entry_days=entry_days)
-            )
-            at_events.append(head.event_log_hazards(own, labels).to(of_members[-1].dtype))
-        logs = torch.stack(at_events)
-        gained = mean_hazard_logits(logs) - logs.mean(0)
-        return (
-            torch.stack(of_members)
-            .mean(0)
-            .index_add(0, labels.rows, -gained.to(of_members[0].dtype))
         )
 
 

@@ -1,8 +1,8 @@
 """The likelihood of both heads as pure functions of logits, and exposure (docs/models.md).
 
 The `horizon` head has hazards per day that are constant in each of K bins. Bin k covers `[τ_{k-1}, τ_k)` days after the
-prediction time, with τ_0 = 0, the inner edges `edges_days` = τ_1 … τ_{K-1}, and an open last bin. `risks.py` has the
-risks that follow.
+prediction time, with τ_0 = 0, the inner edges `edges_days` = τ_1 … τ_{K-1}, and an open last bin. `metrics/hazards.py`
+has formulas of the same name in NumPy, for hazards per day instead of logits; a test compares the two.
 """
 
 import math
@@ -212,6 +212,67 @@ def _check_horizon_labels(
         raise EhrseqError("must be finite and above the entry", where="duration_days", fix=fix)
     if bool(((cause < 0) | (cause > causes)).any()):
         raise EhrseqError(f"must be 0 or one of {causes} causes", where="cause", fix=fix)
+
+
+# ---- risks ---------------------------------------------------------------------------------------------------------
+
+
+def cumulative_incidence(
+    logits: Tensor,
+    edges_days: Sequence[float],
+    *,
+    horizons_days: Sequence[float],
+    start_days: Tensor | float | None = None,
+) -> Tensor:
+    """Probability of each cause by each horizon, given no event until `start_days`.
+
+        S(t) = exp(−Σ_{e,k} λ_{e,k} · |[τ_{k−1}, τ_k) ∩ [0, t)|)
+        F_e(t) = Σ_{k: τ_{k−1} < t} (λ_{e,k} / λ_{·,k}) · (S(τ_{k−1}) − S(min(t, τ_k)))
+        given survival to s:   S(t | s) = S(t) / S(s),   F_e(t | s) = (F_e(t) − F_e(s)) / S(s)
+
+    Horizons count from the prediction time, not from s; a horizon at or before s has probability 0. Computed without
+    the division by S(s), in float64: S + Σ_e F_e = 1 to rounding.
+
+    Args:
+        logits: (N, E, K) log-hazards per day.
+        edges_days: The K − 1 inner edges.
+        horizons_days: H horizons, each above 0.
+        start_days: s, one number or (N,); None means 0.
+
+    Returns:
+        (N, E, H) float64.
+
+    Raises:
+        EhrseqError: The grid does not fit the logits, or a horizon or start is impossible.
+
+    Example:
+        >>> log_hazard = torch.full((1, 1, 1), 0.01).log()
+        >>> cumulative_incidence(log_hazard, [], horizons_days=[100.0])  # 1 − exp(−1)
+        tensor([[[0.6321]]], dtype=torch.float64)
+    """
+    check_grid(logits, edges_days)
+    horizons = torch.as_tensor(horizons_days, dtype=torch.float64, device=logits.device)
+    start = torch.as_tensor(
+        0.0 if start_days is None else start_days, dtype=torch.float64, device=logits.device
+    )
+    if horizons.dim() != 1 or not bool((horizons.isfinite() & (horizons > 0)).all()):
+        raise EhrseqError("horizons must be finite and above 0 days", where="horizons_days")
+    if start.shape not in ((), (len(logits),)) or not bool((start.isfinite() & (start >= 0)).all()):
+        raise EhrseqError(
+            "must be one number or one a prediction time, finite and not negative",
+            where="start_days",
+        )
+    logits = logits.double()
+    share = logits.softmax(1)  # λ_e / λ_·
+    total = logits.logsumexp(1).clamp(max=LINEAR_ABOVE + 80).exp()  # (N, K), finite for all logits
+    start = start.expand(len(logits))
+    risks = []
+    for horizon in horizons:
+        # (N, K) within each bin
+        hazard = total * exposure(edges_days, start, horizon.expand(len(logits)))
+        survival = F.pad(-hazard.cumsum(1)[:, :-1], (1, 0)).exp()  # at the start of each bin
+        risks.append((share * (survival * -torch.expm1(-hazard)).unsqueeze(1)).sum(2))
+    return torch.stack(risks, 2) if risks else logits.new_zeros(*logits.shape[:2], 0)
 
 
 # ---- the heads as layers ---------------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ class HierarchicalBEHRTForSurvival(SurvivalModel):
         encoder = self.visit_encoder.pooling
         if not isinstance(encoder, AttnPoolingVisitEncoder):
             return super().code_attention(batch)
-        return encoder(self.code_embedding(batch), batch, return_weights=True)[1]
+        return encoder.weights(self.code_embedding(batch), batch)
 
     def _inputs(self, batch: VisitBatch) -> tuple[Tensor, Tensor]:
         """(N, d) what enters the timeline, and (N, width) h of the table branch; K codes, N visits, all packed."""

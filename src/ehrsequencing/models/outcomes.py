@@ -12,14 +12,14 @@ part of the gradient. Only pairs of a row and a code with an event, or without r
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from ehrsequencing.models.hazards import LINEAR_ABOVE, exposure
+from ehrsequencing.models.hazards import LINEAR_ABOVE, cumulative_incidence, exposure
 from ehrsequencing.models.segments import constant, dropout
 
 OUTCOME_RANK = 32  # width r of an outcome's vector
@@ -43,25 +43,6 @@ class OutcomeLabels:
     def to(self, device: torch.device) -> "OutcomeLabels":
         """The same labels on a device."""
         return OutcomeLabels(self.rows.to(device), self.codes.to(device), self.days.to(device))
-
-
-class OutcomeHazards(Protocol):
-    """Hazards of C codes from states: the head of one model, or the mean of several heads."""
-
-    def nll(
-        self,
-        z: Tensor,
-        *,
-        stop_days: Tensor,
-        labels: OutcomeLabels,
-        entry_days: Tensor | None = None,
-    ) -> Tensor:
-        """Negative log-likelihood (N,) of each row, summed over all codes."""
-        ...
-
-    def log_hazards(self, z: Tensor, codes: Tensor | None = None) -> Tensor:
-        """Log-hazards per day (N, C, K) of all codes or of the given ones."""
-        ...
 
 
 class OutcomeHead(nn.Module):
@@ -126,15 +107,6 @@ class OutcomeHead(nn.Module):
             labels=labels,
             entry_days=entry_days,
         )
-
-    def event_log_hazards(self, z: Tensor, labels: OutcomeLabels) -> Tensor:
-        """Log-hazards per day (M,) of the listed pairs at their events; 0 for pairs without one."""
-        k = torch.bucketize(
-            labels.days.double(), constant(self.edges_days, torch.float64, z.device)
-        )
-        factors, codes = self(z)[labels.rows, k], labels.codes
-        log_hazards: Tensor = (factors * self.vectors.weight[codes]).sum(1) + self.bias[codes, k]
-        return log_hazards.masked_fill(labels.days <= 0, 0.0)
 
     def log_hazards(self, z: Tensor, codes: Tensor | None = None) -> Tensor:
         """Log-hazards per day (N, C, K) of all codes or of the given ones."""
@@ -206,7 +178,7 @@ def outcomes_nll(
             cell,
             code,
             own.to(wide),
-            is_event,
+            is_event.to(wide),
         )
     return nll.new_zeros(n * bins).index_copy(0, cells, nll).view(n, bins).sum(1)
 
@@ -243,14 +215,10 @@ class _BlockedNLL(torch.autograd.Function):
         ctx: Any,
         left: Tensor,
         right: Tensor,
-        days: Tensor,
-        cell: Tensor,
-        code: Tensor,
-        own: Tensor,
-        event: Tensor,
+        *cells: Tensor,
     ) -> Tensor:
-        given = (left, right, days, cell, code, own, event.to(left.dtype))
-        swept = _sweep(*given, weight=torch.ones_like(days), gradients=any(ctx.needs_input_grad))
+        given = (left, right, *cells)
+        swept = _sweep(given, weight=torch.ones_like(cells[0]), gradients=any(ctx.needs_input_grad))
         ctx.save_for_backward(*given, *swept[1:])
         return swept[0]
 
@@ -260,23 +228,21 @@ class _BlockedNLL(torch.autograd.Function):
         *given, of_left, of_right = ctx.saved_tensors
         if len(grad) and bool((grad == grad[0]).all()):
             return of_left * grad[0], of_right * grad[0], None, None, None, None, None
-        _, of_left, of_right = _sweep(*given, weight=grad.contiguous(), gradients=True)
+        _, of_left, of_right = _sweep(given, weight=grad.contiguous(), gradients=True)
         return of_left, of_right, None, None, None, None, None
 
 
 def _sweep(
-    left: Tensor,
-    right: Tensor,
-    days: Tensor,
-    cell: Tensor,
-    code: Tensor,
-    own: Tensor,
-    event: Tensor,
-    *,
-    weight: Tensor,
-    gradients: bool,
+    given: Sequence[Tensor], *, weight: Tensor, gradients: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Terms (P,) of all cells, and the gradients of their weighted sum by `left` and `right`."""
+    """Terms (P,) of all cells, and the gradients of their weighted sum by `left` and `right`.
+
+    Args:
+        given: (P, r + K) left, (C, r + K) right, (P,) days, and of the listed bins what `_listed_cells` gives.
+        weight: (P,) of each cell.
+        gradients: Whether they are wanted.
+    """
+    left, right, days, cell, code, own, event = given
     n, n_codes = len(left), len(right)
     elements = GPU_BLOCK_ELEMENTS if left.is_cuda else BLOCK_ELEMENTS
     step = max(1, elements // max(n_codes, 1))
@@ -353,3 +319,35 @@ def starting_rates(events: Tensor, exposed_days: Tensor) -> Tensor:
     shape = (events.sum(0) + 0.5) / (rate * exposed).sum(0).clamp(min=0.5)  # (K,)
     expected = rate * shape * exposed
     return rate * shape * (events + PRIOR_EVENTS) / (expected + PRIOR_EVENTS)
+
+
+def onset_risk(
+    log_hazards: Tensor,
+    competing: Tensor,
+    edges_days: Sequence[float],
+    *,
+    horizons_days: Sequence[float],
+    start_days: float = 0.0,
+) -> Tensor:
+    """Cumulative incidence of each code by each horizon, each code alone against the competing causes.
+
+        F_c(t) = Σ_k λ_{c,k} / (λ_{c,k} + μ_k) · (S_c(τ_{k−1}) − S_c(min(t, τ_k))),   S_c = exp(−Σ (λ_c + μ) · days)
+
+    μ is the sum of the competing causes' hazards (death). Other codes do not compete.
+
+    Args:
+        log_hazards: (N, C, K) of the codes.
+        competing: (N, E, K) log-hazards of the causes that end a record.
+        edges_days: The K − 1 inner edges.
+        horizons_days: H horizons, each above 0.
+        start_days: Given neither the code's event nor a competing one for so long.
+
+    Returns:
+        (N, C, H) float64.
+    """
+    against = competing.logsumexp(1, keepdim=True).expand_as(log_hazards)
+    pairs = torch.stack([log_hazards, against], 2).flatten(0, 1)  # (N·C, 2, K)
+    risk = cumulative_incidence(
+        pairs, edges_days, horizons_days=horizons_days, start_days=start_days
+    )
+    return risk[:, 0].view(*log_hazards.shape[:2], -1)

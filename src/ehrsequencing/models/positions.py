@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig
-from ehrsequencing.models.segments import constant, gather_rows
+from ehrsequencing.models.segments import constant
 
 MAX_INDEX_ROWS = 512  # later visits (flat: tokens) share the last row
 DAYS = (60.0, 7305.0)  # shortest and longest period of the pairs that count days: to twenty years
@@ -58,15 +58,7 @@ class SinusoidalPositionalEncoding(nn.Module):
         self.dim = dim
 
     def forward(self, place: Tensor) -> Tensor:
-        """(N,) positions → (N, d) float64; on the CPU a wave is computed once for each position."""
-        # On a GPU sines are cheap, and reading the last position would wait for it.
-        is_cpu = place.device.type == "cpu"
-        longest = int(place.max()) + 1 if is_cpu and len(place) else 0
-        if is_cpu and longest <= len(place):  # parts of a long record begin late
-            return gather_rows(self._waves(torch.arange(longest)), place)
-        return self._waves(place)
-
-    def _waves(self, place: Tensor) -> Tensor:
+        """(N,) positions → (N, d) float64."""
         pair = torch.arange((self.dim + 1) // 2, dtype=torch.float64, device=place.device)
         angle = place.double().unsqueeze(1) * torch.exp(-math.log(10_000.0) * 2 * pair / self.dim)
         waves = torch.stack([angle.sin(), angle.cos()], 2).flatten(1)[:, : self.dim]

@@ -4,8 +4,6 @@ A visit encoder is one class with `@visit_encoder("name")`, in any file of this 
 made from a `ModelConfig`. Its `forward(codes, batch)` takes K code vectors and gives one vector a visit, (N, d).
 """
 
-from typing import Literal, overload
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -42,23 +40,14 @@ class AttnPoolingVisitEncoder(nn.Module):
         else:
             self.W1, self.W2 = nn.Linear(config.dim, config.dim // 2), nn.Linear(config.dim // 2, 1)
 
-    @overload
-    def forward(
-        self, e: CodeVectors, batch: VisitBatch, *, return_weights: Literal[False] = False
-    ) -> Tensor: ...
-    @overload
-    def forward(
-        self, e: CodeVectors, batch: VisitBatch, *, return_weights: Literal[True]
-    ) -> tuple[Tensor, Tensor]: ...
-    def forward(
-        self, e: CodeVectors, batch: VisitBatch, *, return_weights: bool = False
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """K code vectors → (N, d); with `return_weights` also α (K,)."""
-        alpha = segment_softmax(
-            self.score(e).index_select(0, e.index), batch.visit_offsets, batch.visit_of_code
-        )
-        u = e.pool(batch, weights=alpha)
-        return (u, alpha) if return_weights else u
+    def forward(self, e: CodeVectors, batch: VisitBatch) -> Tensor:
+        """K code vectors → (N, d)."""
+        return e.pool(batch, weights=self.weights(e, batch))
+
+    def weights(self, e: CodeVectors, batch: VisitBatch) -> Tensor:
+        """(K,) α of the codes."""
+        scores = self.score(e).index_select(0, e.index)
+        return segment_softmax(scores, batch.visit_offsets, batch.visit_of_code)
 
     def score(self, e: CodeVectors) -> Tensor:
         """(R,) scores of the rows of all codes, up to a constant that softmax cancels.

@@ -182,9 +182,9 @@ class Run:
 
         alone: Predictor | None = None
         if self.study.training.network:  # else torch is never loaded
-            from ehrsequencing.predictors.network import network
+            from ehrsequencing.predictors.network import Network
 
-            alone = network(self.model, self.code_types)
+            alone = Network(self.model, self.code_types)
         if self.has_trees:
             alone = Blend.load(self.folder, self.vocabulary, alone)
         assert alone is not None

@@ -21,7 +21,13 @@ from ehrsequencing.predictors.cox import LandmarkCox
 from ehrsequencing.predictors.fitting_data import FittingData, kind_of
 from ehrsequencing.predictors.history import AGE_KNOTS_YEARS, has_static
 from ehrsequencing.predictors.predictor import Predictor, hazards_of_each, in_parts
-from ehrsequencing.predictors.recalibration import MOST_ROWS, Labels, fit_hazards, fit_recalibration
+from ehrsequencing.predictors.recalibration import (
+    MOST_ROWS,
+    Labels,
+    Recalibration,
+    fit_hazards,
+    fit_recalibration,
+)
 from ehrsequencing.predictors.weights import fit_weights
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
@@ -31,7 +37,6 @@ __all__ = ["BASELINES", "fit_baselines"]
 RIDGE = (
     1e-4  # of age and sex: penalty of each coefficient but the intercept, for each expected event
 )
-LastStep = tuple[Floats, Floats]  # intercept and slope (causes, bins) of a recalibration
 EVENTS_TO_CHOOSE = 100  # tuning subjects with the event of interest; fewer do not say which baseline is the strongest
 
 
@@ -169,7 +174,7 @@ def _days_since_index(rows: TaskRows) -> Floats:
     return np.asarray((rows.prediction_us - rows.index_us) / DAY_US)
 
 
-def fit_last_step(model: Predictor, data: FittingData) -> LastStep | None:
+def fit_last_step(model: Predictor, data: FittingData) -> Recalibration | None:
     """The last step that our own training has: a recalibration by the likelihood of tuning subjects.
 
     Args:
@@ -177,24 +182,22 @@ def fit_last_step(model: Predictor, data: FittingData) -> LastStep | None:
         data: Whose tuning subjects decide, and how strongly (`recalibration`).
 
     Returns:
-        Intercept and slope (causes, bins); None where nobody decides, or it is off.
+        What was fitted; None where nobody decides, or it is off.
     """
     return _last_step(model.all_hazards(data.tuning), data)
 
 
-def _last_step(hazards: Floats, data: FittingData, without: Bools | None = None) -> LastStep | None:
+def _last_step(
+    hazards: Floats, data: FittingData, without: Bools | None = None
+) -> Recalibration | None:
     """The same of a model with such hazards (R, causes, bins) at the tuning rows, without some of them (R,)."""
     if data.recalibration == 0 or not len(data.tuning):
         return None
     left = np.arange(len(data.tuning)) if without is None else np.flatnonzero(~without)
     rows, chosen = data.tuning.rows, data.draw(left, MOST_ROWS)
-    fitted = fit_recalibration(
-        np.log(hazards[chosen]),
-        data.edges_days,
-        Labels.of(rows, chosen),
-        prior_sd=data.recalibration,
-    )
-    return fitted.intercept, fitted.slope
+    labels = Labels.of(rows, chosen)
+    eta = np.log(hazards[chosen])
+    return fit_recalibration(eta, data.edges_days, labels, prior_sd=data.recalibration)
 
 
 def cross_fitted(hazards: Floats, data: FittingData) -> Floats:
@@ -204,11 +207,13 @@ def cross_fitted(hazards: Floats, data: FittingData) -> Floats:
         own = np.isin(rows.subject, fold)
         step = _last_step(hazards, data, without=own)
         if step is not None:
-            out[own] = np.exp(step[0] + step[1] * np.log(hazards[own]))
+            out[own] = step.applied(hazards[own])
     return out
 
 
-def fit_blend(alone: Predictor, stacked: Blend, data: FittingData, step: LastStep | None) -> Blend:
+def fit_blend(
+    alone: Predictor, stacked: Blend, data: FittingData, step: Recalibration | None
+) -> Blend:
     """A network beside trees and Cox, each after its last step.
 
     The tuning people decide the steps and the weights. What is weighed has steps that its own subject did not decide;
@@ -224,11 +229,12 @@ def fit_blend(alone: Predictor, stacked: Blend, data: FittingData, step: LastSte
     of_network, of_stacked = (one.all_hazards(data.tuning) for one in (alone, stacked))
     last = _last_step(of_stacked, data)
     if step is not None:
-        of_network = cross_fitted(np.exp((np.log(of_network) - step[0]) / step[1]), data)
+        of_network = cross_fitted(step.undone(of_network), data)
     parts = [of_network, cross_fitted(of_stacked, data)]
     labels = Labels.of(data.tuning.rows, np.arange(len(data.tuning)))
     weights = fit_weights(parts, data.edges_days, labels)
-    return Blend([alone, stacked if last is None else stacked.recalibrated(*last)], weights)
+    second = stacked if last is None else stacked.recalibrated(last.intercept, last.slope)
+    return Blend([alone, second], weights)
 
 
 def at_landmarks(rows: TaskRows, task: TaskConfig) -> Bools:
@@ -303,8 +309,8 @@ def fit_baselines(
     for model, of_tuning in zip(models, hazards, strict=True):
         step = None if model.name == MarginalIncidence.name else _last_step(of_tuning, data)
         if step is not None:
-            model = model.recalibrated(*step)
-            of_tuning = np.exp(step[0] + step[1] * np.log(of_tuning))
+            model = model.recalibrated(step.intercept, step.slope)
+            of_tuning = step.applied(of_tuning)
         nll = model.nll_of_hazards(of_tuning, tuning, slice(None))[at]
         out.append(Fitted(model, float(nll.mean()) if len(nll) else float("nan")))
     few = people < EVENTS_TO_CHOOSE

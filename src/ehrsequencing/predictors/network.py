@@ -9,13 +9,12 @@ import torch
 from ehrsequencing.batches.device import on_device
 from ehrsequencing.batches.loader import Step, SubjectLoader
 from ehrsequencing.batches.visit_batch import VisitBatch
-from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints
-from ehrsequencing.models import ensemble as models
+from ehrsequencing.core.arrays import Floats, Floats32, Ints
 from ehrsequencing.models.base import SurvivalModel
-from ehrsequencing.models.risks import onset_risk
+from ehrsequencing.models.ensemble import Ensemble
+from ehrsequencing.models.outcomes import onset_risk
 from ehrsequencing.models.segments import to_device
-from ehrsequencing.predictors.predictor import Predictor, in_parts
-from ehrsequencing.predictors.recalibration import MOST_ROWS
+from ehrsequencing.predictors.predictor import Known, Predictor, in_parts
 from ehrsequencing.records.timelines import TaskRecords, Timelines
 
 NETWORK = "network"
@@ -27,10 +26,12 @@ FEW_ROWS = (
 
 
 class Network(Predictor):
-    """A network with the `horizon` head.
+    """A network with the `horizon` head, or an ensemble of them, whose hazards are averaged in every bin.
+
+        λ_{e,k} = (1/M) Σ_m λ^m_{e,k}
 
     Args:
-        model: In evaluation mode.
+        model: On its device.
         code_types: (V,) type of each token, where the model wants types (`Run.code_types`).
     """
 
@@ -39,30 +40,8 @@ class Network(Predictor):
     def __init__(self, model: SurvivalModel, code_types: Ints | None = None) -> None:
         self.model, self.code_types = model, code_types
         self.edges_days, self.n_causes = model.config.edges_days, model.config.causes
-
-    def hazards(self, records: TaskRecords) -> Iterator[tuple[slice, Floats]]:
-        """See `Predictor`."""
-        for rows, part in in_parts(records):
-            loader = SubjectLoader.of_model(self.model.config, part, code_types=self.code_types)
-            at, eta = log_hazards(self.model, loader, visit_budget=VISIT_BUDGET)
-            out = np.empty(eta.shape)
-            out[at] = np.exp(eta.astype(np.float64))
-            yield rows, out
-
-
-class Ensemble(Predictor):
-    """Several predictors of one grid, whose hazards are averaged in every bin.
-
-        λ_{e,k} = (1/M) Σ_m λ^m_{e,k}
-
-    Args:
-        members: M ≥ 2.
-    """
-
-    def __init__(self, members: Sequence[Predictor]) -> None:
-        self.members = members
-        self.name = members[0].name
-        self.edges_days, self.n_causes = members[0].edges_days, members[0].n_causes
+        each = model.members if isinstance(model, Ensemble) else ()
+        self.members = [Network(cast(SurvivalModel, one), code_types) for one in each]
 
     def hazards(self, records: TaskRecords) -> Iterator[tuple[slice, Floats]]:
         """See `Predictor`."""
@@ -71,57 +50,40 @@ class Ensemble(Predictor):
 
     def spread(self, records: TaskRecords) -> Iterator[tuple[slice, Floats]]:
         """See `Predictor`."""
-        for parts in zip(*(one.hazards(records) for one in self.members), strict=True):
-            each = np.stack([hazards for _, hazards in parts])
-            yield parts[0][0], np.concatenate([each.mean(axis=0, keepdims=True), each])
+        for rows, part in in_parts(records):
+            each = np.stack([one._of_part(part, Known()) for one in self.members or [self]])
+            yield (
+                rows,
+                np.concatenate([each.mean(axis=0, keepdims=True), each[: len(self.members)]]),
+            )
 
-
-def network(model: SurvivalModel, code_types: Ints | None = None) -> Predictor:
-    """A model as a predictor: a network, or an ensemble of them."""
-    if isinstance(model, models.Ensemble):
-        members = cast(Sequence[SurvivalModel], model.members)
-        return Ensemble([Network(one, code_types) for one in members])
-    return Network(model, code_types)
+    def _of_part(self, part: TaskRecords, known: Known) -> Floats:
+        if self.members:
+            return self.all_hazards(part)
+        loader = SubjectLoader.of_model(self.model.config, part, code_types=self.code_types)
+        at, eta = log_hazards(self.model, loader)
+        out = np.empty(eta.shape)
+        out[at] = np.exp(eta.astype(np.float64))
+        return out
 
 
 @torch.no_grad()
 def log_hazards(
-    model: SurvivalModel,
-    loader: SubjectLoader,
-    *,
-    visit_budget: int,
-    device: torch.device | None = None,
-    subjects: Ints | None = None,
-    rows: Bools | None = None,
+    model: SurvivalModel, loader: SubjectLoader, *, visit_budget: int = VISIT_BUDGET
 ) -> tuple[Ints, Floats32]:
-    """Rows of some subjects, or of all, as they come (r,), and their log-hazards per day (r, E, K).
-
-    With `rows` (R,) only these. The model is on the device, by default the CPU.
-    """
+    """Rows of the task as they come (R,), and their log-hazards per day (R, E, K); on the model's device."""
     model.eval()
-    device = device or torch.device("cpu")
+    device = next(model.parameters()).device
     row, eta = [], []
-    for step in on_device(loader.in_order(visit_budget=visit_budget, subjects=subjects), device):
-        wanted = slice(None) if rows is None else rows[step.rows]
-        at = to_device(torch.from_numpy(step.positions[wanted]), device)
+    for step in on_device(loader.in_order(visit_budget=visit_budget), device):
+        at = to_device(torch.from_numpy(step.positions), device)
         if len(at) <= FEW_ROWS * step.batch.n_visits:
             logits = model.logits_at(step.batch, at)
         else:
             logits = model(step.batch).index_select(0, at)
-        row.append(step.rows[wanted])
+        row.append(step.rows)
         eta.append(logits.float().cpu().numpy())
     return np.concatenate(row), np.concatenate(eta)
-
-
-def labelled_log_hazards(
-    model: SurvivalModel, loader: SubjectLoader, *, visit_budget: int, device: torch.device
-) -> tuple[Ints, Floats32]:
-    """`log_hazards` of a split's labelled prediction times, of more than `MOST_ROWS` those of a sample."""
-    subjects = loader.subjects[:: max(1, -(-len(loader.rows) // MOST_ROWS))]
-    rows: Bools = ~np.isnan(loader.rows.duration_days)
-    return log_hazards(
-        model, loader, visit_budget=visit_budget, device=device, subjects=subjects, rows=rows
-    )
 
 
 def steps(

@@ -254,7 +254,7 @@ def member_band(risk: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     """Where 95 % of the members' risks lie: from the 2.5 % to the 97.5 % point, both rounded outwards to a member.
 
     With up to 40 members these are the least and the greatest. They show how far the risk depends on the randomness of
-    training (with `training.bootstrap`, also on the sample of subjects), not how far it is from the truth.
+    training, not how far it is from the truth.
 
     Args:
         risk: (M, ...) one for each member.

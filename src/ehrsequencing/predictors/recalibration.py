@@ -37,6 +37,14 @@ class Recalibration:
     trend: Floats  # (E,) γ, how much more the last bin is stretched than the middle one
     subjects: Ints  # (E,) subjects with the event; events, where subjects were not given
 
+    def applied(self, hazards: Floats) -> Floats:
+        """Recalibrated hazards (R, E, K)."""
+        return np.exp(self.intercept + self.slope * np.log(hazards))
+
+    def undone(self, hazards: Floats) -> Floats:
+        """What such hazards (R, E, K) were before."""
+        return np.exp((np.log(hazards) - self.intercept) / self.slope)
+
     def as_json(self, causes: Sequence[str]) -> dict[str, dict[str, Any]]:
         """The three numbers of each cause, and the intercepts that were folded into the head (for the audit)."""
         columns = (self.level, self.stretch, self.trend, self.subjects, self.intercept)

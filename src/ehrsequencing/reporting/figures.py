@@ -18,7 +18,7 @@ from ehrsequencing.reporting.chart import Chart, Curve, Estimate, Figure, ticks
 from ehrsequencing.reporting.wording import duration, percent, percent_mark, plain, with_interval
 from ehrsequencing.results.result_types import IncidenceRow
 
-_MOST_BESIDE, _MOST_ABOVE = 40, 68  # letters of a name beside its row, and above it
+_MOST_BESIDE, _MOST_ABOVE = 40, 56  # letters of a name beside its row, and above it
 
 # ----------------------------------------------------------------------------------------------- charts made of rows
 
@@ -46,7 +46,10 @@ def forest(
         bars: Whether a bar leads from the reference to each estimate.
     """
     row, line_height, gap = 13.0, 14.0, 11.0
-    named = [[name.replace("\n", " ")] if bars else name.split("\n") for name, _ in groups]
+    most = _MOST_ABOVE if bars else _MOST_BESIDE
+    named = [[shorten(line, most) for line in name.split("\n")] for name, _ in groups]
+    if bars:
+        named = [[" ".join(lines)] for lines in named]
     head = line_height if bars else 0.0
     tall = [
         head + max(row * len(rows), 0.0 if bars else line_height * len(lines))
@@ -57,11 +60,8 @@ def forest(
     ends = [reference, *(v for v in known if v is not None)]
     low, high = max(min(ends), floor), max(ends)
     pad = 0.05 * (high - low) or 0.1
-    most = _MOST_ABOVE if bars else _MOST_BESIDE
-    named = [[shorten(line, most) for line in lines] for lines in named]
-    left = 14 + (
-        0 if bars else 6 * max((len(line) for lines in named for line in lines), default=0)
-    )
+    longest = max((len(line) for lines in named for line in lines), default=0)
+    left = 14 if bars else 14 + 6 * longest
     chart = Chart(max(308 + left, 440), height, (low - pad, high + pad), left=left, top=6)
     chart.verticals(ticks(chart.x.low, chart.x.high), "grid")
     chart.verticals([reference], "reference")

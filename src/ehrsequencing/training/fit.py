@@ -11,13 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
-from ehrsequencing.core.arrays import Floats, Floats32
+from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.files import read_json, read_json_lines, write_json
 from ehrsequencing.core.outputs import ARRAYS_FILE, BLEND_FILE, HISTORY, RUN, read_manifest
 from ehrsequencing.models.ensemble import Ensemble, load_model
 from ehrsequencing.predictors.blend import STACKED, Blend, Stack, fit_stack
 from ehrsequencing.predictors.fit import fit_blend, fit_last_step
-from ehrsequencing.predictors.network import NETWORK, network, visit_hazards
+from ehrsequencing.predictors.network import NETWORK, Network, visit_hazards
 from ehrsequencing.predictors.predictor import Predictor
 from ehrsequencing.records.account import PeopleCounts, Reference, Rounded
 from ehrsequencing.records.people import PEOPLE, quantiles_of_risks, some_people
@@ -39,7 +39,6 @@ def fit(
     out: Path,
     *,
     resume: bool = False,
-    taught: Floats32 | None = None,
     trainer: Trainer | None = None,
     processes: Processes = ALONE,
     on_start: Callable[[Origin | None], None] = lambda _: None,
@@ -52,7 +51,6 @@ def fit(
         plan: What to train.
         out: Folder of the run.
         resume: Go on with an interrupted run; a finished one stays as it is.
-        taught: (R, causes, bins) what the network learns from beside the events, where it is fitted elsewhere.
         trainer: That of the plan, where it is made already.
         processes: Those that train together.
         on_start: Called with what the weights start from, before the first step.
@@ -71,22 +69,23 @@ def fit(
         started = time.monotonic()
         stack = _stack(plan, say) if plan.fits_stack and processes.is_first else None
         fitted = time.monotonic()
-        if plan.settings.distillation > 0 and taught is None:
-            taught = processes.from_first(None if stack is None else stack.out_of_fold, plan.shape)
+        if plan.settings.distillation > 0 and plan.taught is None:
+            of_first = None if stack is None else stack.out_of_fold
+            plan = replace(plan, taught=processes.from_first(of_first, plan.shape))
         trained = None
         if plan.settings.network:
             if plan.config.query_follows_visit:
                 say("a query begins with its last visit: most codes carry no number")
-            trained = _network(
-                plan,
-                out,
-                trainer,
-                taught=taught,
-                resume=resume,
-                processes=processes,
-                on_start=on_start,
-                on_progress=on_progress,
-            )
+            trainer = trainer or Trainer(plan, processes)
+            trainer.objective.taught = plan.taught
+            on_start(trainer.started_from)
+            if plan.settings.members == 1:
+                trained = trainer.train(out, resume=resume, on_progress=on_progress)
+            else:
+                trained = _members(plan, out, trainer, on_progress)
+            if trained is not None and plan.transfer is not None:
+                trained.model.requires_grad_(True)
+                trained.facts["init"] = trainer.started_from
         if processes.is_first:
             seconds = {STACKED: fitted - started, NETWORK: time.monotonic() - fitted}
             _write(plan, out, stack, trained, seconds)
@@ -100,33 +99,7 @@ def _stack(plan: Plan, say: Say) -> Stack:
     )
 
 
-def _network(
-    plan: Plan,
-    out: Path,
-    trainer: Trainer | None,
-    *,
-    taught: Floats32 | None,
-    resume: bool,
-    processes: Processes,
-    on_start: Callable[[Origin | None], None],
-    on_progress: ShowProgress,
-) -> Trained | None:
-    """The network, or the ensemble of networks."""
-    trainer = trainer or Trainer(plan, processes)
-    on_start(trainer.started_from)
-    if plan.settings.members == 1:
-        trained = trainer.train(out, taught=taught, resume=resume, on_progress=on_progress)
-    else:
-        trained = _members(plan, out, trainer, taught=taught, on_progress=on_progress)
-    if trained is not None and plan.transfer is not None:
-        trained.model.requires_grad_(True)
-        trained.facts["init"] = trainer.started_from
-    return trained
-
-
-def _members(
-    plan: Plan, out: Path, whole: Trainer, *, taught: Floats32 | None, on_progress: ShowProgress
-) -> Trained | None:
+def _members(plan: Plan, out: Path, whole: Trainer, on_progress: ShowProgress) -> Trained | None:
     """`training.members` networks with the seeds seed, seed + 1 …, each a run in `checkpoints/member-…`.
 
     A finished member is kept, an interrupted one goes on.
@@ -143,7 +116,6 @@ def _members(
             plan.member(number),
             folder,
             resume=True,
-            taught=taught,
             processes=processes,
             on_progress=show,
         )
@@ -204,7 +176,7 @@ def write_run(
     kept = dict[str, Reference | PeopleCounts[Rounded]]()
     if not plan.is_member and (plan.prepared.folder / REFERENCE).is_file():  # older sets lack it
         if predictor is None and trained is not None and plan.config.head == "horizon":
-            predictor = network(trained.model, plan.code_types)
+            predictor = Network(trained.model, plan.code_types)
         kept = _reference(plan, trained, predictor)
         if predictor is not None:
             facts = {**facts, "learned": learned(plan, predictor)}
@@ -267,10 +239,11 @@ def _save_blend(
     data = plan.fitting_data()
     if trained is None:
         step = fit_last_step(stacked, data)
-        stacked.save(out, step)
-        whole = stacked if step is None else stacked.recalibrated(*step)
+        correction = None if step is None else (step.intercept, step.slope)
+        stacked.save(out, correction)
+        whole = stacked if correction is None else stacked.recalibrated(*correction)
         return whole, {"parts": [one.name for one in stacked.parts]}
-    alone = network(trained.model, plan.code_types)
+    alone = Network(trained.model, plan.code_types)
     blend = fit_blend(alone, stacked, data, trained.last_step)
     blend.save(out)
     of_network = blend.weights.value[:, 0].tolist()

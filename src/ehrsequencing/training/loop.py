@@ -31,7 +31,6 @@ from ehrsequencing.results.result_types import EpochRow
 from ehrsequencing.training.objectives import CLIP_NORM, BesideHazards
 from ehrsequencing.training.processes import ALONE, Losses, Processes, autocast
 from ehrsequencing.training.run_folder import (
-    ExponentialMovingAverage,
     TrainingState,
     load_checkpoint,
     pack_tensors,
@@ -103,8 +102,6 @@ class Training:
         objective: What it learns.
         loader: Whom it learns from.
         settings: Steps, learning rate, averaging, early stop, checkpoints.
-        visit_budget: Most visits in a step.
-        steps_per_epoch: On average; weight decay and a falling rate depend on it.
         beside: A second objective, which has an optimiser of its own.
         processes: Those that train together: each has such a training of the same module, and process 0 writes.
 
@@ -120,18 +117,16 @@ class Training:
         loader: SubjectLoader,
         settings: TrainingConfig,
         *,
-        visit_budget: int,
-        steps_per_epoch: float,
         beside: BesideHazards | None = None,
         processes: Processes = ALONE,
     ) -> None:
         self.module, self.objective, self.loader = module, objective, loader
-        self.settings, self.length = settings, settings.epochs * steps_per_epoch
-        self.visit_budget, self.beside, self.processes = visit_budget, beside, processes
+        self.settings, self.beside, self.processes = settings, beside, processes
+        self.visit_budget, share_of_epoch = full_step(loader, settings)
+        self.length = settings.epochs / share_of_epoch
         self.device = next(module.parameters()).device
         self.averaged, self.best = copy.deepcopy(module), copy.deepcopy(module)
-        self.optimizer = make_optimizer(module, settings, steps_per_epoch=steps_per_epoch)
-        self.ema = ExponentialMovingAverage(module, self.averaged, decay=settings.ema)
+        self.optimizer = make_optimizer(module, settings, steps_per_epoch=1 / share_of_epoch)
         # what a checkpoint holds
         self.modules = {"module": module, "averaged": self.averaged, "best": self.best}
         self.optimizers: dict[str, torch.optim.Optimizer] = {"optimizer": self.optimizer}
@@ -139,6 +134,7 @@ class Training:
             self.modules["beside"] = beside.objective
             self.optimizers["beside_optimizer"] = beside.optimizer
         self.checkpoints: Path | None = None
+        self.subjects_seen = 0  # since the start of this process
         self._saved_at = time.monotonic()  # of the last checkpoint; none is due at the start
 
     def run(
@@ -162,7 +158,6 @@ class Training:
             Stopped: A signal has come; a checkpoint was saved.
         """
         keep_freed_memory()  # steps ask for the same blocks again and again
-        settings, objective, word = self.settings, self.objective, self.objective.word
         state = self._start(checkpoints, resume=resume)
         self.processes.totals(0.0)  # all have read the checkpoint before process 0 writes another
         self.checkpoints = checkpoints if self.processes.is_first else None
@@ -170,71 +165,92 @@ class Training:
         signals = saved_at_signals(lambda: self.save(state))
         with nullcontext(Stop()) if self.processes.several else signals as stop:
             while not state.finished:
-                started, subjects_seen = time.monotonic(), 0
+                started, subjects_before = time.monotonic(), self.subjects_seen
                 steps = self.steps_of_epoch(state.epoch)
-                losses = Losses(self.device, scale=objective.divisor, where=str(out))
-                last_tuning = state.history[-1][f"tuning_{word}"] if state.history else None
-                parts: list[Tensor] = []  # losses of the batches of one step
-                terms = 0
-                for batch in on_device(self.batches(steps[state.step :]), self.device):
-                    if not parts:
-                        self.begin_step(state)
-                    parts.append(self.add_gradients(batch))
-                    terms += objective.terms(batch)
-                    if not batch.is_last:
-                        continue
-                    loss, count = torch.stack(parts).sum(), torch.tensor(terms)
-                    if self.processes.several:
-                        loss, count = self.sum_over_processes(loss, count)
-                    self.update(state)
-                    losses.add(state, loss, count)
-                    subjects_seen += len(steps[state.step])
-                    state.step, parts, terms = state.step + 1, [], 0
-
-                    if state.step < len(steps) and self.is_save_due:
-                        losses.read(state)
-                        self.save(state)
-                    rate = subjects_seen / max(time.monotonic() - started, 1e-9)
-                    mean = state.loss_sum / state.row_count if state.row_count else None
-                    counts = state.epoch + 1, settings.epochs, state.step, len(steps)
-                    on_progress(Progress(*counts, mean, last_tuning, rate))
-                    stop.leave_if_asked(partial(losses.read, state))
-                losses.read(state)
-
-                # the end of an epoch: keep the averaged weights if they are the best so far
-                tuning = objective.tuning_losses(self.averaged, stop)
-                decisive = tuning[f"tuning_{word}"]
-                is_best = decisive < state.best_nll
-                if is_best:
-                    state.best_nll, state.best_epoch = decisive, state.epoch + 1
-                    state.stale_epochs = 0
-                    self.best.load_state_dict(self.averaged.state_dict())
-                elif state.global_step > settings.warmup_steps:
-                    state.stale_epochs += 1  # before, the averaged weights are hardly trained
+                self._train_epoch(state, steps, str(out), stop, on_progress)
+                row = self._end_epoch(state, stop)
                 seconds = time.monotonic() - started
-                row: EpochRow = {
-                    "epoch": state.epoch + 1,
-                    "steps": state.step,
-                    f"train_{word}": state.loss_sum / max(state.row_count, 1),
-                    **tuning,
-                    "best": is_best,
-                    "seconds": round(seconds, 2),
-                    "subjects_per_second": round(subjects_seen / max(seconds, 1e-9), 1),
-                }
+                row["seconds"] = round(seconds, 2)
+                rate = (self.subjects_seen - subjects_before) / max(seconds, 1e-9)
+                row["subjects_per_second"] = round(rate, 1)
                 state.history.append(row)
-                state.epoch, state.step = state.epoch + 1, 0
-                state.loss_sum, state.row_count = 0.0, 0
-                state.finished = self.is_over(state)
-                if (
-                    not state.finished and self.is_save_due
-                ):  # else the run itself is about to be written
-                    self.save(state)
+                if not state.finished and self.is_save_due:
+                    self.save(state)  # else the run itself is about to be written
                 if self.processes.is_first:
                     write_history(out, state.history)
-                counts = state.epoch, settings.epochs, len(steps), len(steps)
-                mean, rate = row[f"train_{word}"], row["subjects_per_second"]
-                on_progress(Progress(*counts, mean, decisive, rate, ended=True, best=is_best))
+                counts = state.epoch, self.settings.epochs, len(steps), len(steps)
+                word = self.objective.word
+                mean, tuning, rate = (
+                    row[f"train_{word}"],
+                    row[f"tuning_{word}"],
+                    row["subjects_per_second"],
+                )
+                on_progress(Progress(*counts, mean, tuning, rate, ended=True, best=row["best"]))
         return state
+
+    def _train_epoch(
+        self,
+        state: TrainingState,
+        steps: list[Ints],
+        where: str,
+        stop: Stop,
+        on_progress: ShowProgress,
+    ) -> None:
+        """The steps of an epoch that are left."""
+        started, subjects_before = time.monotonic(), self.subjects_seen
+        losses = Losses(self.device, scale=self.objective.divisor, where=where)
+        last = state.history[-1][f"tuning_{self.objective.word}"] if state.history else None
+        parts: list[Tensor] = []  # losses of the batches of one step
+        terms = 0
+        for batch in on_device(self.batches(steps[state.step :]), self.device):
+            if not parts:
+                self.begin_step(state)
+            parts.append(self.add_gradients(batch))
+            terms += self.objective.terms(batch)
+            if not batch.is_last:
+                continue
+            loss, count = torch.stack(parts).sum(), torch.tensor(terms)
+            if self.processes.several:
+                loss, count = self.sum_over_processes(loss, count)
+            self.update(state)
+            losses.add(state, loss, count)
+            self.subjects_seen += len(steps[state.step])
+            state.step, parts, terms = state.step + 1, [], 0
+
+            if state.step < len(steps) and self.is_save_due:
+                losses.read(state)
+                self.save(state)
+            seconds = max(time.monotonic() - started, 1e-9)
+            rate = (self.subjects_seen - subjects_before) / seconds
+            mean = state.loss_sum / state.row_count if state.row_count else None
+            counts = state.epoch + 1, self.settings.epochs, state.step, len(steps)
+            on_progress(Progress(*counts, mean, last, rate))
+            stop.leave_if_asked(partial(losses.read, state))
+        losses.read(state)
+
+    def _end_epoch(self, state: TrainingState, stop: Stop) -> EpochRow:
+        """Keep the averaged weights if they are the best so far; the epoch's row of the history, without its time."""
+        word = self.objective.word
+        tuning = self.objective.tuning_losses(self.averaged, stop)
+        decisive = tuning[f"tuning_{word}"]
+        is_best = decisive < state.best_nll
+        if is_best:
+            state.best_nll, state.best_epoch = decisive, state.epoch + 1
+            state.stale_epochs = 0
+            self.best.load_state_dict(self.averaged.state_dict())
+        elif state.global_step > self.settings.warmup_steps:
+            state.stale_epochs += 1  # before, the averaged weights are hardly trained
+        row: EpochRow = {
+            "epoch": state.epoch + 1,
+            "steps": state.step,
+            f"train_{word}": state.loss_sum / max(state.row_count, 1),
+            **tuning,
+            "best": is_best,
+        }
+        state.epoch, state.step = state.epoch + 1, 0
+        state.loss_sum, state.row_count = 0.0, 0
+        state.finished = self.is_over(state)
+        return row
 
     # ---- one step ----------------------------------------------------------------------------------------------------
 
@@ -286,7 +302,7 @@ class Training:
         if self.beside is not None:
             parameters += self.beside.parameters
             gradients += self.beside.gradients
-        numbers = torch.stack([loss.float(), count.to(loss.device).float()])
+        numbers = torch.stack([loss, count.to(loss.device).to(loss.dtype)])
         gradients, numbers = self.processes.sum_gradients(parameters, gradients, numbers)
         for parameter, gradient in zip(learned, gradients, strict=False):
             parameter.grad = gradient
@@ -302,7 +318,7 @@ class Training:
         if self.beside is not None:
             self.beside.step(learning_rate(self.settings, state.global_step, self.length))
         state.global_step += 1
-        self.ema.update(state.global_step)
+        average(self.averaged, self.module, step=state.global_step, most=self.settings.ema)
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------
 
@@ -333,10 +349,36 @@ class Training:
         return state
 
 
+def full_step(loader: SubjectLoader, settings: TrainingConfig) -> tuple[int, float]:
+    """Most visits in a step, and which share of an epoch a full step is; in small cohorts steps are smaller."""
+    visits = int(loader.cost[loader.subjects].sum())
+    budget = max(1, min(settings.visit_budget, visits // settings.min_steps))
+    share = min(1.0, budget / max(visits, 1))
+    if settings.subjects_per_step is not None:
+        share = min(share, settings.subjects_per_step / len(loader))
+    return budget, share
+
+
 def step_seed(seed: int, step: int, rank: int = 0) -> int:
     """A well-mixed seed for one step, and one process."""
     numbers = [seed, step, rank] if rank else [seed, step]
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+EMA_WARMUP = 4
+
+
+@torch.no_grad()
+def average(averaged: nn.Module, module: nn.Module, *, step: int, most: float) -> None:
+    """Average in the weights after step number `step`, from 1: `average ← decay · average + (1 − decay) · weight`.
+
+    The decay warms up as (1 + t) / (w + t), w = 4: then what came before a share f of the run has about f^(w − 1) of
+    the average, however long the run, and the last quarter has more than half. `most` is the most it becomes: .9999
+    is reached after 30,000 steps.
+    """
+    decay = min(most, (1 + step) / (EMA_WARMUP + step))
+    target, source = list[Tensor](averaged.parameters()), list[Tensor](module.parameters())
+    torch._foreach_lerp_(target, source, 1.0 - decay)
 
 
 def make_optimizer(

@@ -18,10 +18,9 @@ from ehrsequencing.config import (
     TrainingConfig,
     TransferConfig,
 )
-from ehrsequencing.core.arrays import Ints
+from ehrsequencing.core.arrays import Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.made_of import made_of
-from ehrsequencing.models.hazard_model import refuse_bidirectional
 from ehrsequencing.models.outcomes import OutcomeLabels, events_and_days, starting_rates
 from ehrsequencing.predictors.fit import at_landmarks
 from ehrsequencing.predictors.fitting_data import FittingData
@@ -53,6 +52,7 @@ class Plan:
         transfer: A model to start from, as the study uses it.
         is_member: Whether it is one network of an ensemble, whose teacher and reference are those of the whole.
         loss: What the network learns in the place of the likelihood; None: the likelihood.
+        taught: (R, causes, bins) a teacher's hazards per day at the training rows, where they are fitted already.
     """
 
     prepared: Prepared
@@ -64,6 +64,7 @@ class Plan:
     transfer: Transfer | None = None
     is_member: bool = False
     loss: LossFunction | None = None
+    taught: Floats32 | None = None
 
     @classmethod
     def of(
@@ -310,7 +311,7 @@ def resolve_model(
     settings: TrainingConfig,
 ) -> ModelConfig:
     """The model with what the data decides: vocabulary, causes and the hazard's grid."""
-    refuse_bidirectional(model)
+    model.refuse_bidirectional()
     shape = shape_of_inputs(model, prepared).model_dump() | {
         "members": settings.members,
         "causes": len(task.causes),
@@ -320,6 +321,12 @@ def resolve_model(
             "outcomes have hazards per day, and head=visit has none",
             where=f"task {task.name}, outcomes",
             fix="use head=horizon",
+        )
+    if task.outcomes is not None and settings.members > 1:
+        raise EhrseqError(
+            "every outcome is asked of one network",
+            where="training.members",
+            fix="leave it out, or train for a task without outcomes",
         )
     if model.head == "visit":
         if len(task.causes) > 1 or task.index.which == "every" or task.recurrent:

@@ -84,7 +84,7 @@ class Processes:
         Args:
             parameters: Of the model, in the same order in every process.
             gradients: One for each; None where this process's batches do not depend on the parameter.
-            numbers: (n,) float32.
+            numbers: (n,) floats.
 
         Returns:
             The gradients' sums, None where no process has one (the optimiser then leaves the parameter alone); and
@@ -92,21 +92,22 @@ class Processes:
         """
         if not self.several:
             return list(gradients), numbers
-        known = torch.tensor(
-            [float(gradient is not None) for gradient in gradients], device=numbers.device
-        )
+        dtype = parameters[0].dtype  # of all of them
+        known = [float(gradient is not None) for gradient in gradients]
         flat = [
             torch.zeros_like(parameter) if gradient is None else gradient
             for parameter, gradient in zip(parameters, gradients, strict=True)
         ]
-        message = torch.cat([numbers.float(), known, *(one.reshape(-1).float() for one in flat)])
+        has = torch.tensor(known, dtype=dtype, device=numbers.device)
+        message = torch.cat([numbers.to(dtype), has, *(one.reshape(-1) for one in flat)])
         _all_reduce(message)
         sizes = [len(numbers), len(known), *(parameter.numel() for parameter in parameters)]
-        numbers, known, *sums = torch.split(message, sizes)
-        has_gradient = known.tolist() if None in gradients else [1.0] * len(sums)
-        summed: list[Tensor | None] = []
-        for parameter, total, has in zip(parameters, sums, has_gradient, strict=True):
-            summed.append(total.view_as(parameter).to(parameter.dtype) if has else None)
+        numbers, has, *sums = torch.split(message, sizes)
+        has_gradient = has.tolist() if None in gradients else known
+        summed = [
+            total.view_as(parameter) if any_has else None
+            for parameter, total, any_has in zip(parameters, sums, has_gradient, strict=True)
+        ]
         return summed, numbers
 
 

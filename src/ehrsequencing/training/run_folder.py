@@ -285,29 +285,6 @@ class TrainingState:
     history: list[EpochRow] = field(default_factory=list)
 
 
-EMA_WARMUP = 4
-
-
-class ExponentialMovingAverage:
-    """Averaged weights: `average ← decay · average + (1 − decay) · weight` after every step.
-
-    The decay warms up as (1 + t) / (w + t), w = 4: then what came before a share f of the run has about f^(w − 1) of
-    the average, however long the run, and the last quarter has more than half. `decay` is the most it becomes: .9999
-    is reached after 30,000 steps.
-    """
-
-    def __init__(self, model: nn.Module, averaged: nn.Module, *, decay: float) -> None:
-        self.decay = decay
-        self._source: list[Tensor] = list(model.parameters())
-        self._target: list[Tensor] = list(averaged.parameters())
-
-    @torch.no_grad()
-    def update(self, step: int) -> None:
-        """Average in the weights after step number `step`, counted from 1."""
-        decay = min(self.decay, (1 + step) / (EMA_WARMUP + step)) if self.decay else 0.0
-        torch._foreach_lerp_(self._target, self._source, 1.0 - decay)
-
-
 def save_checkpoint(folder: Path, state: TrainingState, tensors: Mapping[str, Tensor]) -> None:
     """Write a checkpoint under `folder`, then remove the one before."""
     name = f"step-{state.global_step:08d}-{state.epoch:05d}"

@@ -4,20 +4,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from ehrsequencing.batches.loader import SubjectLoader
-from ehrsequencing.core.arrays import Floats, Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import build_model
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from ehrsequencing.models.outcomes import OutcomeHead
-from ehrsequencing.predictors.network import labelled_log_hazards
-from ehrsequencing.predictors.recalibration import Labels, Recalibration, fit_recalibration
+from ehrsequencing.predictors.fit import fit_last_step
+from ehrsequencing.predictors.network import Network
+from ehrsequencing.predictors.recalibration import Recalibration
 from ehrsequencing.results.result_types import EpochRow
-from ehrsequencing.training.loop import Objective, ShowProgress, Training, show_nothing
+from ehrsequencing.training.loop import Objective, ShowProgress, Training, full_step, show_nothing
 from ehrsequencing.training.objectives import BesideHazards, HazardsObjective, OwnObjective
 from ehrsequencing.training.plan import Plan, starting_outcome_hazards
 from ehrsequencing.training.processes import ALONE, Processes, training_device
@@ -31,13 +30,13 @@ class Trained:
         model: It.
         history: One row an epoch.
         facts: For the manifest of its run.
-        last_step: Intercept and slope (causes, bins) of its recalibration; None without one, and of an ensemble.
+        last_step: Its recalibration, which its head holds; None without one, and of an ensemble.
     """
 
     model: SurvivalModel
     history: list[EpochRow]
     facts: dict[str, object]
-    last_step: tuple[Floats, Floats] | None = None
+    last_step: Recalibration | None = None
 
 
 class Trainer:
@@ -57,27 +56,8 @@ class Trainer:
             SubjectLoader.of_model(self.config, split, code_types=plan.code_types)
             for split in (plan.train, plan.tuning)
         )
-        if self.settings.bootstrap:
-            self.loader.subjects = bootstrap_sample(self.loader.subjects, seed=self.settings.seed)
-        visits = int(self.loader.cost[self.loader.subjects].sum())
-        self.budget = max(1, min(self.settings.visit_budget, visits // self.settings.min_steps))
-        share_of_epoch = min(1.0, self.budget / max(visits, 1))  # of a full step
-        if self.settings.subjects_per_step is not None:
-            subjects = self.settings.subjects_per_step / len(self.loader)
-            share_of_epoch = min(share_of_epoch, subjects)
-
-        # the model at its start
-        torch.manual_seed(self.settings.seed)
-        self.model = build_model(self.config.model_copy(update={"members": 1}))
-        if self.config.head == "horizon":
-            hazards = plan.fitting_data().cohort_hazards()
-            self.model.head.set_bias(torch.from_numpy(hazards))
-        if self.model.table is not None:
-            vocabulary = plan.prepared.vocabulary
-            self.model.table.set_columns(vocabulary.value_columns, vocabulary.base)
-        self.started_from = None if plan.transfer is None else plan.transfer.start(self.model)
-        if isinstance(self.model.outcomes, OutcomeHead):
-            self.model.outcomes.set_bias(starting_outcome_hazards(self.config, plan.train))
+        _, share_of_epoch = full_step(self.loader, self.settings)
+        self._start_model()
         self.model.to(training_device(self.settings.device))
 
         # what it learns; losses are divided by what is expected in a full step, never by what this one has
@@ -106,17 +86,29 @@ class Trainer:
             self.learned,
             self.loader,
             self.settings,
-            visit_budget=self.budget,
-            steps_per_epoch=1 / share_of_epoch,
             beside=self.beside,
             processes=processes,
         )
+
+    def _start_model(self) -> None:
+        """The model at its start: at the cohort's own hazards, or with another model's weights."""
+        plan = self.plan
+        torch.manual_seed(self.settings.seed)
+        self.model = build_model(self.config.model_copy(update={"members": 1}))
+        if self.config.head == "horizon":
+            hazards = plan.fitting_data().cohort_hazards()
+            self.model.head.set_bias(torch.from_numpy(hazards))
+        if self.model.table is not None:
+            vocabulary = plan.prepared.vocabulary
+            self.model.table.set_columns(vocabulary.value_columns, vocabulary.base)
+        self.started_from = None if plan.transfer is None else plan.transfer.start(self.model)
+        if isinstance(self.model.outcomes, OutcomeHead):
+            self.model.outcomes.set_bias(starting_outcome_hazards(self.config, plan.train))
 
     def train(
         self,
         out: Path,
         *,
-        taught: Floats32 | None = None,
         resume: bool = False,
         on_progress: ShowProgress = show_nothing,
     ) -> Trained | None:
@@ -124,7 +116,6 @@ class Trainer:
 
         Args:
             out: Folder of the run; checkpoints are written there.
-            taught: (R, causes, bins) with `training.distillation`, hazards per day at the training rows to learn from.
             resume: Go on with an interrupted training.
             on_progress: Told after each step and epoch.
 
@@ -134,14 +125,12 @@ class Trainer:
         Raises:
             EhrseqError: The training fails, or nobody is there to learn from.
         """
-        if self.settings.distillation > 0:
-            if taught is None:
-                raise EhrseqError(
-                    "nobody to learn from",
-                    where="training.distillation",
-                    fix="train with ehrseq train or eh.fit, or set training.distillation=0",
-                )
-            self.objective.taught = taught
+        if self.settings.distillation > 0 and self.objective.taught is None:
+            raise EhrseqError(
+                "nobody to learn from",
+                where="training.distillation",
+                fix="train with ehrseq train or eh.fit, or set training.distillation=0",
+            )
         checkpoints = out / "checkpoints"
         state = self.training.run(out, checkpoints, resume=resume, on_progress=on_progress)
         if not self.processes.is_first:
@@ -153,48 +142,13 @@ class Trainer:
             f"tuning_{self.learned.word}": state.best_nll,
         }
         step = None
-        if self.settings.recalibration > 0 and self.config.head == "horizon":
-            fitted = recalibrate_head(
-                best,
-                self.tuning,
-                prior_sd=self.settings.recalibration,
-                visit_budget=self.settings.visit_budget,
-                device=self.training.device,
+        if self.config.head == "horizon":
+            step = fit_last_step(Network(best, self.plan.code_types), self.plan.fitting_data())
+        if step is not None:
+            numbers = (
+                torch.from_numpy(x).to(self.training.device) for x in (step.intercept, step.slope)
             )
+            best.recalibrate(*numbers)
             facts["tuning_nll"] = self.objective.tuning_nll(best)
-            facts["recalibration"] = fitted.as_json(self.plan.task.causes)
-            step = fitted.intercept, fitted.slope
+            facts["recalibration"] = step.as_json(self.plan.task.causes)
         return Trained(best.cpu(), state.history, facts, step)
-
-
-def recalibrate_head(
-    model: SurvivalModel,
-    loader: SubjectLoader,
-    *,
-    prior_sd: float,
-    visit_budget: int,
-    device: torch.device,
-) -> Recalibration:
-    """Fit on all prediction times of a split, and fold the result into the model's head.
-
-    Args:
-        model: With the `horizon` head; changed in place.
-        loader: The tuning split.
-        prior_sd: Of what is fitted.
-        visit_budget: Of one batch.
-        device: Where the model is.
-    """
-    row, eta = labelled_log_hazards(model, loader, visit_budget=visit_budget, device=device)
-    fitted = fit_recalibration(
-        eta, model.config.edges_days, Labels.of(loader.rows, row), prior_sd=prior_sd
-    )
-    model.recalibrate(
-        *(torch.from_numpy(values).to(device) for values in (fitted.intercept, fitted.slope))
-    )
-    return fitted
-
-
-def bootstrap_sample(subjects: Ints, *, seed: int) -> Ints:
-    """As many subjects, drawn with replacement: some twice or more, about a third of them not at all."""
-    rng = np.random.default_rng([seed, len(subjects)])
-    return rng.choice(subjects, len(subjects))

@@ -20,7 +20,7 @@ from ehrsequencing.records.timelines import TaskRecords, Timelines
 from ehrsequencing.training.objectives import Masked, mask_codes
 from ehrsequencing.training.pretraining import objectives
 from ehrsequencing.training.pretraining.objectives import CodeObjective, Guesses, ObjectiveInputs, RecordBatch, measured
-from ehrsequencing.training.pretraining.targets import Rates, TargetCodes, times_to_codes, visit_rows
+from ehrsequencing.training.pretraining.targets import TargetCodes, times_to_codes, visit_rows
 from helpers.strategies import VOCAB, Records, pack, records
 from helpers.visits import Record, timelines_of
 
@@ -33,8 +33,7 @@ def inputs(**chosen: Any) -> ObjectiveInputs:
     sizes = {"vocab_size": VOCAB, "dim": 8, "heads": 2, "layers": 1, "dropout": 0.0, "history_dropout": 0.0}
     config = ModelConfig.model_validate({**sizes, **chosen})
     waits = times_to_codes(found := timelines(9), np.arange(len(found.end_us)), CODES)
-    starting = Rates(rates, waits)
-    return ObjectiveInputs(config, CODES, starting)
+    return ObjectiveInputs(config, CODES, rates, waits)
 
 
 def timelines(seed: int = 0) -> Timelines:

@@ -34,7 +34,7 @@ from ehrsequencing.models.segments import gather_rows, to_device
 from ehrsequencing.records.timelines import Timelines
 from ehrsequencing.training.loop import step_seed
 from ehrsequencing.training.objectives import Masked, mask_codes
-from ehrsequencing.training.pretraining.targets import Rates, TargetCodes, times_to_codes
+from ehrsequencing.training.pretraining.targets import TargetCodes, TimesToCodes, times_to_codes
 from ehrsequencing.training.processes import autocast
 
 MOST_SCORES = 2**21  # of visits times codes in one step: 8 MiB
@@ -51,7 +51,8 @@ class ObjectiveInputs:
 
     config: ModelConfig
     codes: TargetCodes
-    rates: Rates
+    share: Floats  # (C,) of all pairs of visit and target code, those with this code
+    waits: TimesToCodes  # times to every code, from some visits of training subjects
 
     @property
     def most_visits(self) -> int:
@@ -120,7 +121,7 @@ class MaskedCodes(CodeObjective):
 
     def __init__(self, inputs: ObjectiveInputs) -> None:
         super().__init__(inputs)
-        self.scores = CodeScores(inputs.config.dim, np.log(inputs.rates.share))
+        self.scores = CodeScores(inputs.config.dim, np.log(inputs.share))
         self.register_buffer("start", self.scores.bias.detach().clone(), persistent=False)
         self.start: Tensor
 
@@ -214,7 +215,7 @@ class TimeToCode(CodeObjective):
 
     def __init__(self, inputs: ObjectiveInputs) -> None:
         super().__init__(inputs)
-        waits, n = inputs.rates.waits, len(inputs.codes)
+        waits, n = inputs.waits, len(inputs.codes)
         quantiles = np.arange(1, TIME_BINS) / TIME_BINS
         inner = np.quantile(waits.days, quantiles) if len(waits.days) else np.zeros(0)
         edges = tuple(float(edge) for edge in np.unique(np.round(inner, 4)) if edge > 0)

@@ -76,15 +76,6 @@ class Pretrainer:
         }
         self.study = prepared.study.model_copy(update=made_with)
         self.weights = dict(pretraining.objectives)
-        classes = {name: objective.class_of(name) for name in self.weights}
-        blind = [name for name, one in classes.items() if not one.is_bidirectional]
-        if self.config.attention == "bidirectional" and blind:
-            raise EhrseqError(
-                f"{', '.join(blind)} would see what it should guess",
-                where="model.attention=bidirectional",
-                fix="pretrain with masked_codes, or with model.attention=causal",
-            )
-
         # which codes may be predicted
         self.excluded: dict[str, Ints] = {}
         if task_name is not None and pretraining.exclude == "related":
@@ -101,15 +92,15 @@ class Pretrainer:
             )
             for timelines in (self.train, self.tuning)
         )
-        visits = int(self.loader.cost[self.loader.subjects].sum())
-        budget = max(1, min(self.settings.visit_budget, visits // self.settings.min_steps))
 
         # the model and the objectives at their start
         rates = training_rates(self.train, self.codes, seed=self.settings.seed)
-        inputs = ObjectiveInputs(self.config, self.codes, rates)
+        inputs = ObjectiveInputs(self.config, self.codes, *rates)
         torch.manual_seed(self.settings.seed)
         start = build_model(self.config)
-        objectives = nn.ModuleDict({name: one(inputs) for name, one in classes.items()})
+        objectives = nn.ModuleDict(
+            {name: objective.class_of(name)(inputs) for name in self.weights}
+        )
         bundle = nn.ModuleDict({"model": start, "objectives": objectives}).to(
             training_device(study.training.device)
         )
@@ -121,22 +112,16 @@ class Pretrainer:
             self.settings,
             tuning_budget=max(128, min(self.settings.visit_budget, inputs.most_visits)),
         )
-        steps_of_first_epoch = self.loader.shuffled(
-            0,
-            seed=self.settings.seed,
-            visit_budget=budget,
-            most_subjects=self.settings.subjects_per_step,
-        )
-        self.training = Training(
-            bundle,
-            self.objective,
-            self.loader,
-            self.settings,
-            visit_budget=budget,
-            steps_per_epoch=len(steps_of_first_epoch),
-        )
+        self.training = Training(bundle, self.objective, self.loader, self.settings)
 
     def _refuse_hopeless(self) -> None:
+        blind = [n for n in self.weights if not objective.class_of(n).is_bidirectional]
+        if self.config.attention == "bidirectional" and blind:
+            raise EhrseqError(
+                f"{', '.join(blind)} would see what it should guess",
+                where="model.attention=bidirectional",
+                fix="pretrain with masked_codes, or with model.attention=causal",
+            )
         where = str(self.prepared.folder)
         for name, timelines in {"training": self.train, "tuning": self.tuning}.items():
             if not len(timelines.end_us):

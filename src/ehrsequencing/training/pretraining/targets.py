@@ -151,16 +151,12 @@ def times_to_codes(
     )
 
 
-@dataclass(frozen=True)
-class Rates:
-    """How often codes occur in training: where the objectives start, and the frequency baseline."""
+def training_rates(
+    timelines: Timelines, codes: TargetCodes, *, seed: int
+) -> tuple[Floats, TimesToCodes]:
+    """Share (C,) of each target code among all pairs of visit and code, and times to every code from some visits.
 
-    share: Floats  # (C,) of all pairs of visit and target code, those with this code
-    waits: TimesToCodes  # times to every code, from some visits
-
-
-def training_rates(timelines: Timelines, codes: TargetCodes, *, seed: int) -> Rates:
-    """Counted on at most `MOST_SAMPLED` visits of whole training subjects drawn at random.
+    Counted on at most `MOST_SAMPLED` visits of whole training subjects drawn at random.
 
     Half an occurrence is added to each count, so that no rate is 0 or 1.
     """
@@ -170,10 +166,7 @@ def training_rates(timelines: Timelines, codes: TargetCodes, *, seed: int) -> Ra
     visits, _ = ragged(timelines.subject_offsets, subjects)
     _, code = codes_of_visits(timelines, visits, codes)
     counts = np.bincount(code, minlength=len(codes)) + 0.5
-    return Rates(
-        share=counts / counts.sum(),
-        waits=times_to_codes(timelines, visits, codes, most=MOST_WAITS),
-    )
+    return counts / counts.sum(), times_to_codes(timelines, visits, codes, most=MOST_WAITS)
 
 
 # ---- codes that are no targets ---------------------------------------------------------------------------------------
