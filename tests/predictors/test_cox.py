@@ -6,9 +6,7 @@ import json
 import warnings
 
 import numpy as np
-import pandas as pd
 import pytest
-from lifelines import CoxPHFitter
 from sksurv.linear_model import CoxPHSurvivalAnalysis
 
 from ehrsequencing.predictors import cox
@@ -140,19 +138,6 @@ def test_r_s_coxph_finds_the_same_coefficients_with_ties_and_delayed_entry() -> 
         fit = CoxRegression(rows).fit(ridge=0.0, start=fit.beta)  # one with the information of the maximum itself
         np.testing.assert_allclose(fit.beta / fit.scale, coefficients, rtol=0, atol=1e-9)
     assert len(kept) == 10
-
-
-def test_lifelines_finds_the_same_coefficients_with_delayed_entry() -> None:
-    """Without ties, which lifelines takes by Efron's rule."""
-    for seed in range(100):
-        delayed = seed % 2 == 0
-        rows = sample(seed, ties=False, delayed=delayed, n=100)
-        columns = {"T": rows.duration_days, "E": rows.event, "entry": rows.entry_days}
-        frame = pd.DataFrame(columns | {f"x{f}": rows.x[:, f] for f in range(3)})
-        fitter = CoxPHFitter()
-        fitter.fit(frame, "T", "E", entry_col="entry", fit_options={"precision": 1e-12})
-        fit = fit_cox(rows)
-        np.testing.assert_allclose(fit.beta / fit.scale, fitter.params_.to_numpy(), rtol=1e-6, atol=1e-6)
 
 
 def test_the_ridge_is_weak_for_signal_and_strong_for_noise() -> None:

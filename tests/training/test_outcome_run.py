@@ -11,11 +11,12 @@ import torch
 from ehrsequencing.api.evaluate import report_outcomes
 from ehrsequencing.audit.audit import audit
 from ehrsequencing.batches.loader import SubjectLoader
-from ehrsequencing.config import EvaluationConfig, OutcomesConfig, StudyConfig, TaskConfig, load_study
+from ehrsequencing.config import EvaluationConfig, ModelConfig, OutcomesConfig, StudyConfig, TaskConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json
 from ehrsequencing.evaluation.outcome_table import OutcomeRows, evaluate_outcomes
 from ehrsequencing.evaluation.results import place_in_run
+from ehrsequencing.models.ensemble import build_model
 from ehrsequencing.models.hazards import cumulative_incidence
 from ehrsequencing.models.outcomes import OutcomeHead
 from ehrsequencing.prediction.predict import Request
@@ -26,6 +27,7 @@ from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.reporting.pages import outcome_lines
+from ehrsequencing.training.plan import Plan
 from ehrsequencing.training.transfer import Pretrained
 from helpers.training import Interrupted, NetworkTrainer as Trainer, raise_at, weights
 
@@ -55,6 +57,13 @@ def outcome_run(asked: Prepared, study: StudyConfig, tmp_path_factory: pytest.Te
     out = tmp_path_factory.mktemp("outcomes") / "run"
     Trainer(asked, "simulated", out, study=study).fit()
     return out
+
+
+def test_an_ensemble_with_outcomes_is_refused_by_name(asked: Prepared) -> None:
+    with pytest.raises(EhrseqError, match=r"training.members: every outcome is asked of one network"):
+        Plan.of(asked, "simulated", load_study(None, [*TINY, "training.members=2"]))
+    with pytest.raises(EhrseqError, match=r"ModelConfig\.members: every outcome"):  # a run of 2.0
+        build_model(ModelConfig(members=2, outcomes=3))
 
 
 def test_training_learns_every_outcome(asked: Prepared, study: StudyConfig, outcome_run: Path, tmp_path: Path) -> None:

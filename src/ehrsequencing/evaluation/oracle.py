@@ -23,8 +23,8 @@ from ehrsequencing.metrics.calibration import quantile_groups
 from ehrsequencing.metrics.hazards import event_bin, exposure, hazards_through, horizon_nll
 from ehrsequencing.models.hazards import cumulative_incidence
 from ehrsequencing.predictors.predictor import Predictor
-from ehrsequencing.records.meds import simulation_faults
 from ehrsequencing.records.parquet_rows import read_batches
+from ehrsequencing.records.prepared import simulation_faults
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
 
 TRUTH, MECHANISMS, TASK = "truth_hazards.parquet", "truth_mechanisms.parquet", "task.yaml"

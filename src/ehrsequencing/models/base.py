@@ -107,9 +107,6 @@ class SurvivalModel(Answering, nn.Module):
             logits = logits + self.wide_head(wide).view_as(logits)
         return logits
 
-    def _logits(self, z: Tensor, batch: VisitBatch, *, wide: Tensor | None) -> Tensor:
-        return self._without_queries(self.hazard_logits(z, wide=wide), batch.is_query)
-
     def _without_queries(self, logits: Tensor, is_query: Tensor) -> Tensor:
         """Logits, NaN where a row is a query and the head is `visit`: no interval follows a query."""
         return logits.masked_fill(is_query, float("nan")) if self.config.head == "visit" else logits
@@ -151,7 +148,7 @@ class SurvivalModel(Answering, nn.Module):
         z = None
         if self.config.outcomes and batch.outcome_rows is not None:
             x, z = self.states(batch)
-            logits = self._logits(z, batch, wide=x)
+            logits = self._without_queries(self.hazard_logits(z, wide=x), batch.is_query)
         else:
             logits = self(batch)
         if self.config.head == "visit":
@@ -291,9 +288,8 @@ class SurvivalModel(Answering, nn.Module):
     def start_at_rates(self, batch: VisitBatch) -> None:
         """Start a new model at the event rates of labelled prediction times, as training does.
 
-        A new model's hazards are e^0 = 1 per day, far from any disease. Afterwards everybody's risk is about the
-        observed incidence: the head's bias is the log of events over days at risk, for each cause and bin. The rest of
-        the head is small at the start, so that predictions differ little between subjects.
+        A new model's hazards are e^0 = 1 per day. Afterwards everybody's risk is about the observed incidence: the
+        head's bias is the log of events over days at risk, for each cause and bin.
 
         Args:
             batch: The training subjects, or a large random part of them, with their labels.

@@ -154,7 +154,7 @@ class BEHRTForSurvival(SurvivalModel):
     def forward(self, batch: VisitBatch) -> Tensor:
         """Logits per row: (N, causes, bins) log-hazards per day, or (N,) for the `visit` head (NaN for queries)."""
         x, z = self.states(batch)
-        return self._logits(z, batch, wide=x)
+        return self._without_queries(self.hazard_logits(z, wide=x), batch.is_query)
 
     def states(self, batch: VisitBatch) -> tuple[Tensor, Tensor]:
         """Means of each row's token embeddings beside its table, (N, d + width), and of its token states, (N, d)."""

@@ -40,7 +40,8 @@ class HierarchicalBEHRTForSurvival(SurvivalModel):
     def forward(self, batch: VisitBatch) -> Tensor:
         """Logits per row: (N, causes, bins) log-hazards per day, or (N,) for the `visit` head (NaN for queries)."""
         x, z = self.states(batch)
-        return self._logits(z, batch, wide=x)  # (N, causes, bins)  module 5
+        logits = self.hazard_logits(z, wide=x)  # (N, causes, bins)  module 5
+        return self._without_queries(logits, batch.is_query)
 
     def states(self, batch: VisitBatch) -> tuple[Tensor, Tensor]:
         """What enters the timeline beside the numbers' table, (N, d + width), and what leaves it, (N, d)."""

@@ -5,9 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from ehrsequencing.config import (
     ModelConfig,
@@ -21,10 +19,9 @@ from ehrsequencing.config import (
 from ehrsequencing.core.arrays import Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.made_of import made_of
-from ehrsequencing.models.outcomes import OutcomeLabels, events_and_days, starting_rates
 from ehrsequencing.predictors.fit import at_landmarks
 from ehrsequencing.predictors.fitting_data import FittingData
-from ehrsequencing.records.outcomes import ROWS_AT_ONCE, outcome_labels, with_outcome_events
+from ehrsequencing.records.outcomes import with_outcome_events
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.scales import grid_edges
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
@@ -359,27 +356,6 @@ def training_edges(
         subject=subject,
         enough=prepared.study.vocabulary.min_subjects,  # the edges go with the model
     )
-
-
-def starting_outcome_hazards(config: ModelConfig, records: TaskRecords) -> Tensor:
-    """Hazards (C, K) that the outcomes start at: the training rates of their codes."""
-    assert records.outcomes is not None
-    rows, shape = records.rows, (config.outcomes, config.bins)
-    events, exposed = torch.zeros(2, *shape, dtype=torch.float64)
-    for start in range(0, len(rows), ROWS_AT_ONCE):
-        chosen = np.arange(start, min(start + ROWS_AT_ONCE, len(rows)))
-        listed = outcome_labels(records.outcomes, rows, chosen)
-        entry, stop, days = (
-            torch.from_numpy(np.asarray(x, dtype=np.float64))
-            for x in (rows.entry_days[chosen], rows.duration_days[chosen], listed.days)
-        )
-        labels = OutcomeLabels(torch.from_numpy(listed.row), torch.from_numpy(listed.code), days)
-        more_events, more_days = events_and_days(
-            config.edges_days, labels, outcomes=config.outcomes, stop_days=stop, entry_days=entry
-        )
-        events += more_events
-        exposed += more_days
-    return starting_rates(events, exposed.clamp(min=0))
 
 
 def shape_of_inputs(model: ModelSettings, prepared: Prepared) -> ModelShape:

@@ -4,21 +4,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from ehrsequencing.batches.loader import SubjectLoader
+from ehrsequencing.config import ModelConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import build_model
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
-from ehrsequencing.models.outcomes import OutcomeHead
+from ehrsequencing.models.outcomes import (
+    OutcomeHead,
+    OutcomeLabels,
+    events_and_days,
+    starting_rates,
+)
 from ehrsequencing.predictors.fit import fit_last_step
 from ehrsequencing.predictors.network import Network
 from ehrsequencing.predictors.recalibration import Recalibration
+from ehrsequencing.records.outcomes import ROWS_AT_ONCE, outcome_labels
+from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.results.result_types import EpochRow
 from ehrsequencing.training.loop import Objective, ShowProgress, Training, full_step, show_nothing
 from ehrsequencing.training.objectives import BesideHazards, HazardsObjective, OwnObjective
-from ehrsequencing.training.plan import Plan, starting_outcome_hazards
+from ehrsequencing.training.plan import Plan
 from ehrsequencing.training.processes import ALONE, Processes, training_device
 
 
@@ -152,3 +162,24 @@ class Trainer:
             facts["tuning_nll"] = self.objective.tuning_nll(best)
             facts["recalibration"] = step.as_json(self.plan.task.causes)
         return Trained(best.cpu(), state.history, facts, step)
+
+
+def starting_outcome_hazards(config: ModelConfig, records: TaskRecords) -> Tensor:
+    """Hazards (C, K) that the outcomes start at: the training rates of their codes."""
+    assert records.outcomes is not None
+    rows, shape = records.rows, (config.outcomes, config.bins)
+    events, exposed = torch.zeros(2, *shape, dtype=torch.float64)
+    for start in range(0, len(rows), ROWS_AT_ONCE):
+        chosen = np.arange(start, min(start + ROWS_AT_ONCE, len(rows)))
+        listed = outcome_labels(records.outcomes, rows, chosen)
+        entry, stop, days = (
+            torch.from_numpy(np.asarray(x, dtype=np.float64))
+            for x in (rows.entry_days[chosen], rows.duration_days[chosen], listed.days)
+        )
+        labels = OutcomeLabels(torch.from_numpy(listed.row), torch.from_numpy(listed.code), days)
+        more_events, more_days = events_and_days(
+            config.edges_days, labels, outcomes=config.outcomes, stop_days=stop, entry_days=entry
+        )
+        events += more_events
+        exposed += more_days
+    return starting_rates(events, exposed.clamp(min=0))
