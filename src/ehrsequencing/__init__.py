@@ -41,7 +41,7 @@ _PUBLIC = {
     "import_synthea": "ehrsequencing.api.records",
     "load": "ehrsequencing.api.run",
     "monitor": "ehrsequencing.api.new_people",
-    "pool_sites": "ehrsequencing.api.compare",
+    "pool_sites": "ehrsequencing.api.study",
     "prepare": "ehrsequencing.api.data",
     "pretrain": "ehrsequencing.api.training",
     "read_meds": "ehrsequencing.api.data",
@@ -101,7 +101,6 @@ if TYPE_CHECKING:
     from ehrsequencing.api.compare import (
         compare as compare,
         compare_risks as compare_risks,
-        pool_sites as pool_sites,
     )
     from ehrsequencing.api.cox import cox as cox
     from ehrsequencing.api.data import prepare as prepare, read_meds as read_meds
@@ -120,7 +119,7 @@ if TYPE_CHECKING:
         simulate as simulate,
     )
     from ehrsequencing.api.run import load as load
-    from ehrsequencing.api.study import run as run
+    from ehrsequencing.api.study import pool_sites as pool_sites, run as run
     from ehrsequencing.api.training import fit as fit, pretrain as pretrain, save_run as save_run
     from ehrsequencing.batches.visit_batch import VisitBatch as VisitBatch
     from ehrsequencing.config import ModelConfig as ModelConfig, TaskConfig as TaskConfig

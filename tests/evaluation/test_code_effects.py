@@ -10,7 +10,7 @@ from ehrsequencing.config import EvaluationConfig
 from ehrsequencing.evaluation.examples import CHANGED, GONE, RARE, code_effects
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.explain import Question, deletion, subject_records
-from ehrsequencing.explain.cohort import OF_RANGE
+from ehrsequencing.explain.tables import OF_RANGE
 from ehrsequencing.prediction.predict import Moment, NewRecords
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared

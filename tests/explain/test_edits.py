@@ -205,15 +205,6 @@ def test_copies_of_many_people_are_answered_together_as_one_by_one(
     assert np.ptp([part[0, 0, 0] for part in alone]) > 1e-3  # the answers of one are not those of another
 
 
-@pytest.mark.parametrize("edit", [Edit(codes=["DX//NOBODY"]), Edit(visits=[-1]), Edit(code_at=[(10_000, "SEX//F")])])
-def test_an_edit_of_what_is_not_there_is_an_error(
-    edit: Edit, runs: dict[str, Run], people: list[SubjectRecord]
-) -> None:
-    with pytest.raises(EhrseqError, match="does not have") as error:
-        edited_risks(runs["network"], people[0], [edit])
-    assert str(people[0].subject_id) not in str(error.value).split("to ")[0]
-
-
 def test_a_subject_that_is_not_there_is_an_error(runs: dict[str, Run], sim_data: Path) -> None:
     with pytest.raises(EhrseqError, match="no such subject"):
         subject_record(NewRecords(runs["network"], sim_data), 10**9)

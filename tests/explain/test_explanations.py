@@ -30,9 +30,8 @@ from ehrsequencing.explain import (
     record as question_module,
     subject_records,
 )
-from ehrsequencing.explain.cohort import OF_RANGE, explain_cohort, newest_numbers, sampled_people, value_effect
 from ehrsequencing.explain.record import encode_copies
-from ehrsequencing.explain.tables import CHANGE
+from ehrsequencing.explain.tables import CHANGE, OF_RANGE, explain_cohort, newest_numbers, sampled_people, value_effect
 from ehrsequencing.prediction.predict import NewRecords
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.predictors.network import code_attention

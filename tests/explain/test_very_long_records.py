@@ -12,7 +12,7 @@ from ehrsequencing.config import EvaluationConfig
 from ehrsequencing.evaluation import examples
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.explain import Question, SubjectRecord, change, deletion, deletions, record as question_module
-from ehrsequencing.explain.cohort import explain_cohort
+from ehrsequencing.explain.tables import explain_cohort
 from ehrsequencing.prediction.predict import NewRecords
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.events import Events

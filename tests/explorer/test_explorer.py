@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, strategies as st
 from hypothesis.extra.numpy import arrays
 
+import ehrsequencing as eh
 from ehrsequencing.config import DataConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.explorer import ExplorerSettings, page
@@ -265,9 +266,9 @@ def test_no_page_goes_into_the_run_or_the_records(sim_run: Path, sim_data: Path)
 
 
 @pytest.mark.parametrize("wrong", [{"subjects": 0}, {"fewest": 0}, {"megabytes": 0.0}])
-def test_settings_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(EhrseqError, match=next(iter(wrong))):
-        ExplorerSettings(**wrong)
+def test_settings_out_of_range_are_refused(wrong: dict[str, Any], sim_run: Path, sim_data: Path) -> None:
+    with pytest.raises(EhrseqError, match=f"explore, {next(iter(wrong))}"):
+        eh.load(sim_run).explore(sim_data, **wrong)
 
 
 def test_a_small_file_answers_the_latest_prediction_only(explorer: Explorer, sim_data: Path) -> None:

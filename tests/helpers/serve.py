@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ehrsequencing.serve.app import listener, server
-from ehrsequencing.serve.predictor import Predictor
-from ehrsequencing.serve.security import Access, Limits
+from ehrsequencing.serve.predictor import Limits, Predictor
+from ehrsequencing.serve.security import Access
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ def compared(folder: Path, vocabulary: Vocabulary, rows: list[Row], *, outcome: 
     found = survey(MedsReader(write_meds(folder, rows)), lambda: People(vocabulary, CodeMatcher([]), VisitsConfig()))
     task = TaskConfig.model_validate(TASK | {"outcome": {"event": outcome}})
     run: Any = SimpleNamespace(vocabulary=vocabulary, training_people=None, why_no_people="is missing", task=task)
-    return compare(found.part, run, end_us=found.end_us, parents={}, limits=DriftConfig())
+    return compare(found.part, run, parents={}, limits=DriftConfig())
 
 
 @pytest.mark.parametrize("mode", ["polynomial", "bins", "interpolate"])

@@ -99,17 +99,6 @@ def test_the_hook_is_discovered_and_answers_with_the_risks_of_the_mapped_rows(
     assert (missing.status, missing.json["where"]) == (412, "prefetch.patient")
 
 
-def test_feedback_is_counted_by_outcome_and_nothing_else_of_it(fhir_client: Client) -> None:
-    told = {"card": "7", "outcome": "accepted", "outcomeTimestamp": "2026-01-02T03:04:05Z"}
-    dismissed = {**told, "outcome": "overridden", "overrideReason": {"userComment": "canary"}}
-    assert fhir_client.ask("POST", f"{HOOK}/feedback", {"feedback": [told, dismissed, dismissed]}).status == 200
-    assert fhir_client.ask("POST", f"{HOOK}/feedback", {"feedback": [{**told, "outcome": "kept"}]}).status == 422
-    counts = fhir_client.ask("GET", "/metrics").body.decode()
-    assert 'ehrseq_feedback_total{outcome="accepted"} 1.0' in counts
-    assert 'ehrseq_feedback_total{outcome="overridden"} 2.0' in counts
-    assert "canary" not in counts
-
-
 @pytest.mark.parametrize(
     ("prefetch", "what"),
     [

@@ -16,10 +16,10 @@ from pydantic import TypeAdapter
 
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.serve import service
-from ehrsequencing.serve.predictor import Predictor
+from ehrsequencing.serve import security as service
+from ehrsequencing.serve.predictor import Limits, Predictor
 from ehrsequencing.serve.schemas import PROBLEM_TYPE
-from ehrsequencing.serve.security import Access, Limits, access_to
+from ehrsequencing.serve.security import Access, access_to
 from helpers.command_line import ehrseq
 from helpers.serve import Client, Reply, running, small_limits
 

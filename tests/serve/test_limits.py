@@ -14,9 +14,8 @@ import pytest
 from pydantic import TypeAdapter
 
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.serve import service
-from ehrsequencing.serve.predictor import Predictor
-from ehrsequencing.serve.security import Limits
+from ehrsequencing.serve import security as service
+from ehrsequencing.serve.predictor import Limits, Predictor
 from helpers.serve import Client, running, small_limits
 
 HOOK = "/cds-services/ehrsequencing-risk"

@@ -19,9 +19,6 @@ from ehrsequencing.config import EvaluationConfig, format_days
 from ehrsequencing.core.arrays import Floats, detached
 from ehrsequencing.core.elsewhere import Hinted
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import digest, write_shareable
-from ehrsequencing.core.made_of import made_of
-from ehrsequencing.core.outputs import POOLED, complete_folder, write_manifest
 from ehrsequencing.core.text import day_of
 from ehrsequencing.evaluation.comparison import Comparison, draw_subjects
 from ehrsequencing.evaluation.curves import decision_rows, smooth_rows
@@ -34,7 +31,6 @@ from ehrsequencing.evaluation.estimates import (
     scope_estimates,
 )
 from ehrsequencing.evaluation.evaluate import Evaluation
-from ehrsequencing.evaluation.pooling import pool, read_sites
 from ehrsequencing.evaluation.population import OnOwnRecords, Population, in_common
 from ehrsequencing.evaluation.results import without_few
 from ehrsequencing.evaluation.rivals import Evaluated
@@ -42,7 +38,6 @@ from ehrsequencing.metrics.censoring import aalen_johansen, checked_outcome
 from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.metrics.plain import whole_causes
 from ehrsequencing.prediction.run import Run, opened
-from ehrsequencing.reporting.pages import render_pooled
 from ehrsequencing.results.redaction import redact_rows
 from ehrsequencing.results.result_types import Exact
 
@@ -371,35 +366,39 @@ def compare_risks(
     scope, dropout, marginal = weighted_by_risks(
         scope, names=["event"], seed=seed, alone=subject is None
     )
-    first, *others_of = given
-    names = ["event"]
+    return RiskComparison(
+        cast(Exact, _tables(scope, seed, thresholds) | {"dropout": dropout, "marginal": marginal}),
+        Path("compare_risks"),
+    )
+
+
+def _tables(scope: Comparison, seed: int, thresholds: Sequence[float]) -> dict[str, Any]:
+    """What the tables and plots of an evaluation need, of models on arrays: the first against each other one."""
+    first, *others = models = [*scope.risk]
+    names, day = ["event"], scope.horizons_days
     estimates = scope_estimates(scope, names)
-    curves, indices = smooth_rows(scope, names, models=[*given], seed=seed)
-    for name in given:
+    curves, indices = smooth_rows(scope, names, models=models, seed=seed)
+    for name in models:
         distance = estimate(scope, name, _distance_at_horizon)["aj"]
         at = {"model": name, "cause": names[0], "metric": "aj"}
         indices += long_rows(scope, distance.of_cause(0), **at)
-    result = {
+    acted = np.ravel(thresholds).tolist()
+    return {
         "individual": "nothing is redacted",
         "data": {"name": "arrays"},
         "split": "all rows",
-        "main": {"landmark_days": 0.0, "horizon_days": float(days[0])},
+        "main": {"landmark_days": 0.0, "horizon_days": float(day[0])},
         "causes": names,
-        "models": [*given],
+        "models": models,
         "landmarks_days": [0.0],
-        "horizons_days": days.tolist(),
+        "horizons_days": day.tolist(),
         "metrics": metric_rows(scope, estimates) + indices,
-        "dropout": dropout,
-        "marginal": marginal,
-        "differences": difference_rows(scope, estimates, ours=first, rivals=others_of),
+        "differences": difference_rows(scope, estimates, ours=first, rivals=others),
         "smooth_calibration": curves,
         "subgroups": [],
         "incidence": [],
-        "decision": decision_rows(
-            scope, names, models=[*given], thresholds=np.ravel(thresholds).tolist()
-        ),
+        "decision": decision_rows(scope, names, models=models, thresholds=acted),
     }
-    return RiskComparison(cast(Exact, result), Path("compare_risks"))  # what its tables need
 
 
 def _distance_at_horizon(rows: ScoredRows) -> dict[str, Floats]:
@@ -418,41 +417,3 @@ def _names(runs: Sequence[Run]) -> list[str]:
             name = f"{run.folder.resolve().name} {number}"
         names.append(name)
     return names
-
-
-def pool_sites(
-    files: Sequence[str | os.PathLike[str]],
-    *,
-    out: str | os.PathLike[str],
-    overwrite: bool = False,
-) -> dict[str, Any]:
-    """Pool the evaluations of one run at several sites by random effects; writes `pooled.json` and `pooled.html`.
-
-    Args:
-        files: The `metrics.json` of each site (`evaluate` with `data=`).
-        out: Folder to make.
-        overwrite: Whether an earlier pooling there that nobody has changed is replaced.
-
-    Returns:
-        The content of `pooled.json`.
-
-    Raises:
-        EhrseqError: A file is impossible, or the sites are of different models or tasks.
-    """
-    sites = read_sites([Path(file) for file in files])
-    made = made_of(sites={name: site.model_dump(mode="json") for name, site in sites.items()})
-    result = redact_rows(
-        {
-            **pool(
-                next(iter(sites.values())).title, {name: site.rows for name, site in sites.items()}
-            ),
-            "made_of": digest(made),
-        },
-        is_pooled=True,
-        is_simulated=all(site.data.simulated for site in sites.values()),
-    )
-    with complete_folder(Path(out), POOLED, overwrite=overwrite) as folder:
-        write_shareable(folder / "pooled.json", result)
-        write_shareable(folder / "pooled.html", result.drawn(render_pooled))
-        write_manifest(folder, {**POOLED.facts, "made_of": made})
-    return result

@@ -24,7 +24,7 @@ from ehrsequencing.core.elsewhere import right_way
 from ehrsequencing.core.errors import EhrseqError, refuse_idle, refuse_unknown
 from ehrsequencing.core.text import day_of
 from ehrsequencing.explain import Question
-from ehrsequencing.explain.cohort import newest_numbers, sampled_people, value_effect
+from ehrsequencing.explain.tables import newest_numbers, sampled_people, value_effect
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.predictors.cox import CoxRows
 from ehrsequencing.predictors.unpenalised_cox import fit_cox
@@ -115,7 +115,9 @@ def cox(
     table[covariates] = own[covariates].ffill()
     first = table[STOP].where(table[_CAUSE].notna()).groupby(table[SUBJECT]).transform("min")
     spells = table[~(table[START] >= first)]
-    return _fitted(spells, {name: name for name in covariates}, causes, cause, units, log, ties)
+    return _fitted(
+        spells, {name: name for name in covariates}, _cause(causes, cause), units, log, ties
+    )
 
 
 def cox_of_run(
@@ -192,7 +194,7 @@ def cox_of_run(
         STOP: following.fillna(spells[STOP]),
         _CAUSE: happened.where(following.isna()),
     }
-    return _fitted(spells.assign(**columns), labels, task.causes, cause, units, log, ties)
+    return _fitted(spells.assign(**columns), labels, _cause(task.causes, cause), units, log, ties)
 
 
 def _named(names: str | Sequence[str]) -> list[str]:
@@ -207,6 +209,12 @@ def _named(names: str | Sequence[str]) -> list[str]:
             f"got {given}", where="covariates", fix="name one or more, and each of them once"
         )
     return given
+
+
+def _cause(causes: Sequence[str], cause: str | None) -> str:
+    """The cause that is asked about; None: the first."""
+    refuse_unknown("cause", [cause or causes[0]], causes)
+    return cause or causes[0]
 
 
 def _words(name: str) -> tuple[str, ...]:
@@ -271,16 +279,13 @@ def named_codes(
 def _fitted(
     spells: pd.DataFrame,
     labels: Mapping[str, str],
-    causes: Sequence[str],
-    cause: str | None,
+    of: str,
     units: Mapping[str, float] | None,
     log: str | Sequence[str],
     ties: str,
 ) -> pd.DataFrame:
     """The table of a regression on spells: `SUBJECT`, `_ZERO`, `START`, `STOP`, `_CAUSE`, and covariates → labels."""
-    of, units = causes[0] if cause is None else cause, units or {}
-    log = [log] if isinstance(log, str | bool) else log
-    refuse_unknown("cause", [of], causes)
+    units, log = units or {}, [log] if isinstance(log, str | bool) else log
     refuse_unknown("covariate", units, labels)
     refuse_unknown("covariate", log, labels)
     refuse_unknown("tie rule", [ties], ("efron", "breslow"))

@@ -181,8 +181,13 @@ class EHRSurvival(Hinted, Answering, BaseEstimator):  # type: ignore[misc]
         """
         check_is_fitted(self, "run_")
         task = self.run_.task
-        if not is_path(X):
-            self._refuse_cut_records(_rows_of(X))
+        own = {} if is_path(X) else _rows_of(X)  # of records that folds over rows have cut
+        if any(self.rows_of_.get(subject, rows) != rows for subject, rows in own.items()):
+            raise EhrseqError(
+                "training had other rows of the same subjects",
+                where="EHRSurvival.score",
+                fix="write cross_val_score(model, rows, groups=rows.subject_id, cv=GroupKFold(5))",
+            )
         if y is not None and task_of(y) != task:
             raise EhrseqError(
                 "the estimator was fitted with another task",
@@ -202,19 +207,6 @@ class EHRSurvival(Hinted, Answering, BaseEstimator):  # type: ignore[misc]
         return concordance(
             rows.duration_days[at], rows.cause[at].astype(np.int64), risk, horizon=days
         )
-
-    def _refuse_cut_records(self, rows_of: Mapping[int, int]) -> None:
-        """Refuse records of which training had another part, as folds over rows have.
-
-        Raises:
-            EhrseqError: There is one.
-        """
-        if any(self.rows_of_.get(subject, rows) != rows for subject, rows in rows_of.items()):
-            raise EhrseqError(
-                "training had other rows of the same subjects",
-                where="EHRSurvival.score",
-                fix="write cross_val_score(model, rows, groups=rows.subject_id, cv=GroupKFold(5))",
-            )
 
 
 def _rows_of(frame: Any) -> dict[int, int]:

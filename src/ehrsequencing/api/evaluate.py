@@ -108,7 +108,6 @@ def evaluate(
     )
     refuse_idle({"split_seed": split_seed}, "without splits", where="evaluate", when=splits is None)
     known = opened(run)
-    folder = known.folder
     named = {"bootstrap": bootstrap, "baselines": baselines}
     settings |= {name: value for name, value in named.items() if value is not None}
     values = known.study.evaluation.model_dump() | settings
@@ -116,7 +115,7 @@ def evaluate(
         "settings": validated(EvaluationConfig, values, where="evaluate"),
         "prepared": None if prepared is None else Path(prepared),
     }
-    every_outcome = None
+    moved = data if is_path(data) else None
     with bar("evaluating", show=progress) as tick:
 
         def stage(name: str) -> None:
@@ -136,34 +135,28 @@ def evaluate(
                     draw=draw,
                     **given,
                 )
-        else:
-            data_folder, data = None if data is None else Path(data), None
-            chosen = "held_out" if split is None else split
-            result = evaluate_run(known, split=chosen, progress=stage, **given)
-            if splits is not None:
-                repeated_splits(
-                    known,
-                    splits=splits,
-                    first_seed=FIRST_SEED if split_seed is None else split_seed,
-                    data=data_folder,
-                    progress=tick,
-                    **given,
-                )
-            if walk is not None:
-                walked = walk_run(known, over=walk, data=data_folder, progress=tick, **given)
-                folder_of_walk = known.folder / WALK / walk
-                write_shareable(folder_of_walk / "pooled.json", walked)
-                write_shareable(folder_of_walk / "pooled.html", walked.drawn(render_pooled))
-            result = add_splits(known, result)
-            if report:
-                report_evaluation(folder, result)
-                every_outcome = report_outcomes(known, split=chosen, progress=tick, **given)
-            folder = folder / place_in_run(chosen)
+            return EvaluationResult(
+                result, folder, run=known, data=data, prepared=given["prepared"]
+            )
+        chosen = "held_out" if split is None else split
+        result = evaluate_run(known, split=chosen, progress=stage, **given)
+        again: dict[str, Any] = {"data": moved and Path(moved), "progress": tick, **given}
+        if splits is not None:
+            first_seed = FIRST_SEED if split_seed is None else split_seed
+            repeated_splits(known, splits=splits, first_seed=first_seed, **again)
+        if walk is not None:
+            walked = walk_run(known, over=walk, **again)
+            pooled = known.folder / WALK / walk
+            write_shareable(pooled / "pooled.json", walked)
+            write_shareable(pooled / "pooled.html", walked.drawn(render_pooled))
+        result, every_outcome = add_splits(known, result), None
+        if report:
+            report_evaluation(known.folder, result)
+            every_outcome = report_outcomes(known, split=chosen, progress=tick, **given)
     return EvaluationResult(
         result,
-        folder,
+        known.folder / place_in_run(chosen),
         run=known,
-        data=data,
         prepared=given["prepared"],
         every_outcome=every_outcome,
     )

@@ -50,11 +50,17 @@ def drift(
         >>> found.is_alarm, found.verdict
         (False, 'No alarm: these people are like the training people.')
     """
-    if limits is not None and not isinstance(limits, DriftConfig):
-        limits = validated(DriftConfig, limits, where="drift, limits")
+    beyond = _limits(limits, "drift, limits")
     known = opened(run)
     with meds_folder(data) as folder, bar("reading the records", show=progress) as tick:
-        return compare_data(known, folder, data_config(facts), limits, tick)
+        return compare_data(known, folder, data_config(facts), beyond, tick)
+
+
+def _limits(limits: Mapping[str, Any] | DriftConfig | None, where: str) -> DriftConfig | None:
+    """Limits of drift as settings."""
+    if limits is None or isinstance(limits, DriftConfig):
+        return limits
+    return validated(DriftConfig, limits, where=where)
 
 
 def monitor(
@@ -63,11 +69,11 @@ def monitor(
     journal: str | os.PathLike[str],
     *,
     key: str | os.PathLike[str] | None = None,
-    by: Sequence[str] = (),
+    by: str | Sequence[str] = (),
     lag: str | float = "7d",
     out: str | os.PathLike[str] | None = None,
     metrics: str | os.PathLike[str] | None = None,
-    limits: DriftConfig | None = None,
+    limits: Mapping[str, Any] | DriftConfig | None = None,
     facts: Mapping[str, Any] | DataConfig | None = None,
     overwrite: bool = False,
     progress: bool = True,
@@ -83,7 +89,7 @@ def monitor(
         lag: After it an event has been recorded: a day is counted then, and stays as it is.
         out: A page, for its owner only; default: none.
         metrics: A file in Prometheus' text format; default: none.
-        limits: Of drift.
+        limits: Of drift, as in `{"people": 0.3}`.
         facts: What the data's own files do not tell, as in `{"extracted": "2026-03-01"}`.
         overwrite: Whether an earlier page and metrics there are replaced.
         progress: Whether to show a bar.
@@ -94,6 +100,7 @@ def monitor(
     Raises:
         EhrseqError: Journal, key, run and data do not belong together, or the journal is empty.
     """
+    beyond = _limits(limits, "monitor, limits")
     known = opened(run)
     pages = {Path(path): kind for path, kind in ((out, MONITOR), (metrics, METRICS_FILE)) if path}
     for path, kind in pages.items():
@@ -103,10 +110,10 @@ def monitor(
             known,
             folder,
             Journal(Path(journal), key),
-            by=by,
+            by=[by] if isinstance(by, str) else by,
             lag_days=day_of(lag, where="lag"),
             facts=data_config(facts),
-            limits=limits,
+            limits=beyond,
             progress=tick,
         )
     texts = {MONITOR: render_monitor(found), METRICS_FILE: prometheus(found)}

@@ -5,12 +5,13 @@ line, `print_line` prints above it. A command whose stderr is no terminal puts t
 line there, and `--log FILE` keeps all lines so.
 """
 
+import inspect
 import os
 import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from ehrsequencing.training.loop import Progress
 
 Tick = Callable[..., None]  # (pieces done, pieces in all, what comes next)
+Callback = Callable[[dict[str, float | None]], object]  # called with the row of an epoch
 BAR_AFTER, LINE_EVERY = 2.0, 15.0  # seconds
 # control sequences of a terminal: CSI, OSC, then all others
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
@@ -103,9 +105,10 @@ class Work:
     Args:
         label: What it is called until `tick` says more.
         may_end_early: Whether the total is the most that can come, as with an early stop.
+        show: Whether anybody sees it.
     """
 
-    def __init__(self, label: str, *, may_end_early: bool = False) -> None:
+    def __init__(self, label: str, *, may_end_early: bool = False, show: bool = True) -> None:
         self.text, self.done, self.total = label, 0, 0
         self.about = "at most about" if may_end_early else "about"
         self.started = time.monotonic()
@@ -113,15 +116,18 @@ class Work:
         self._bar: Any = None
         self._over = threading.Event()
         self._shown = ExitStack()
+        self._show = show
         self._thread = threading.Thread(target=self._watch, name="progress", daemon=True)
 
     def __enter__(self) -> "Work":
-        self._thread.start()
+        if self._show:
+            self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        self._thread.join()
+        if self._show:
+            self._thread.join()
         self._shown.close()
 
     def tick(self, done: int, total: int, text: str = "") -> None:
@@ -219,10 +225,7 @@ def _duration(seconds: float) -> str:
 @contextmanager
 def bar(label: str, *, show: bool = True) -> Iterator[Tick]:
     """Progress of work that counts its pieces."""
-    if not show:
-        yield lambda *_: None
-        return
-    with Work(label) as work:
+    with Work(label, show=show) as work:
         yield work.tick
 
 
@@ -235,25 +238,43 @@ def stages(label: str, *, show: bool = True) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def training_bar(
-    label: str = "training", tuning: str = "tuning NLL", *, show: bool = True
+    label: str = "training",
+    *,
+    word: str = "NLL",
+    show: bool = True,
+    callbacks: Sequence[Callback] = (),
 ) -> Iterator[Callable[["Progress"], None]]:
-    """Progress of training; prints a line at the end of every epoch, with the loss on the tuning split as `tuning`."""
-    if not show:
-        yield lambda _: None
-        return
-    with Work(label, may_end_early=True) as work:
+    """Progress of training: a bar, at the end of every epoch a line, and its row for each callback; `word` is the loss.
+
+    Raises:
+        EhrseqError: A callback cannot be called with one argument.
+    """
+    loss = word.lower()
+    try:
+        for callback in callbacks:
+            inspect.signature(callback).bind({})
+    except TypeError as error:
+        raise EhrseqError(
+            "each is a function of one argument, the row of an epoch",
+            where="fit, callbacks",
+            fix=f"write callbacks=[lambda row: print(row['epoch'], row['tuning_{loss}'])]",
+        ) from error
+    with Work(label, may_end_early=True, show=show) as work:
 
         def report(p: "Progress") -> None:
             who = f"model {p.member} of {p.members}, " if p.members > 1 else ""
             text = f"{who}epoch {p.epoch:>{len(str(p.epochs))}} of {p.epochs}"
             if p.loss is not None:
                 text += f": loss {p.loss:.4f}"
-            if p.ended:
+            if p.ended and show:
                 best = ", best so far" if p.best else ""
-                print_line(f"{text}, {tuning} {p.tuning_nll:.4f}{best}")
+                print_line(f"{text}, tuning {word} {p.tuning_nll:.4f}{best}")
             epochs = (p.member - 1) * p.epochs + p.epoch
             done = (epochs - 1) * p.steps + p.step
             speed = f"{p.subjects_per_second:.0f} subjects/s"
             work.tick(done, p.members * p.epochs * p.steps, f"{text}, {speed}")
+            losses = {f"train_{loss}": p.loss, f"tuning_{loss}": p.tuning_nll}
+            for callback in callbacks if p.ended else ():
+                callback({"epoch": p.epoch, **losses, "best": p.best, "member": p.member})
 
         yield report

@@ -15,24 +15,39 @@ from ehrsequencing.api.run import TrainedRun
 from ehrsequencing.api.training import train
 from ehrsequencing.config import StudyConfig, load_study, load_task
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import entries, read_json, refuse_overlap, require_name, write_json
+from ehrsequencing.core.files import (
+    digest,
+    entries,
+    read_json,
+    refuse_overlap,
+    require_name,
+    write_json,
+    write_shareable,
+)
+from ehrsequencing.core.made_of import made_of
 from ehrsequencing.core.outputs import (
     MANIFEST,
+    POOLED,
     PREPARED,
     RUN,
     SIMULATION,
     UNFINISHED_RUN,
+    complete_folder,
     is_json_of,
     refuse_existing,
     remove_existing,
+    write_manifest,
 )
 from ehrsequencing.evaluation.context import evaluation_made_of, read_tripod
+from ehrsequencing.evaluation.pooling import pool, read_sites
 from ehrsequencing.evaluation.results import read_result
 from ehrsequencing.prediction.run import saved_audit
 from ehrsequencing.records.meds import find_shards
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.reporting.pages import render_pooled
 from ehrsequencing.reporting.report import PAGES
 from ehrsequencing.reporting.terminal import metric_lines
+from ehrsequencing.results.redaction import redact_rows
 from ehrsequencing.results.result_types import Shared
 from ehrsequencing.simulate import SimulationConfig
 from ehrsequencing.simulate.dataset import simulation_facts
@@ -212,6 +227,47 @@ def ablate(
     found = compare(runs, bootstrap=0, progress=progress)
     write_json(out / ABLATION, {"setting": setting, "task": name, "runs": found.runs()})
     return found
+
+
+# ---- one run at several sites -----------------------------------------------------------------------------------
+
+
+def pool_sites(
+    files: Sequence[str | os.PathLike[str]],
+    *,
+    out: str | os.PathLike[str],
+    overwrite: bool = False,
+) -> dict[str, Any]:
+    """Pool the evaluations of one run at several sites by random effects; writes `pooled.json` and `pooled.html`.
+
+    Args:
+        files: The `metrics.json` of each site (`evaluate` with `data=`).
+        out: Folder to make.
+        overwrite: Whether an earlier pooling there that nobody has changed is replaced.
+
+    Returns:
+        The content of `pooled.json`.
+
+    Raises:
+        EhrseqError: A file is impossible, or the sites are of different models or tasks.
+    """
+    sites = read_sites([Path(file) for file in files])
+    made = made_of(sites={name: site.model_dump(mode="json") for name, site in sites.items()})
+    result = redact_rows(
+        {
+            **pool(
+                next(iter(sites.values())).title, {name: site.rows for name, site in sites.items()}
+            ),
+            "made_of": digest(made),
+        },
+        is_pooled=True,
+        is_simulated=all(site.data.simulated for site in sites.values()),
+    )
+    with complete_folder(Path(out), POOLED, overwrite=overwrite) as folder:
+        write_shareable(folder / "pooled.json", result)
+        write_shareable(folder / "pooled.html", result.drawn(render_pooled))
+        write_manifest(folder, {**POOLED.facts, "made_of": made})
+    return result
 
 
 # ---- the demo ------------------------------------------------------------------------------------------------------

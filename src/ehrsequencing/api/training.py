@@ -1,7 +1,6 @@
 """Training: `fit`, `pretrain`, `save_run`, and what they share with the commands."""
 
 import copy
-import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -11,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, overload
 
 from ehrsequencing.api.data import is_path, study_of
-from ehrsequencing.api.progress import print_line, training_bar
+from ehrsequencing.api.progress import Callback, print_line, training_bar
 from ehrsequencing.api.run import NOTHING_LEARNED, TrainedRun
 from ehrsequencing.config import (
     ModelSettings,
@@ -38,7 +37,6 @@ from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.results.result_types import Origin
 from ehrsequencing.training import fit as training
-from ehrsequencing.training.loop import Progress, ShowProgress
 from ehrsequencing.training.objectives import LossFunction
 from ehrsequencing.training.plan import Plan, shape_of_inputs
 from ehrsequencing.training.pretraining.pretrain import Pretrainer
@@ -54,7 +52,6 @@ from ehrsequencing.training.transfer import Pretrained
 # a loss of one's own is learned by the network alone, unless these are given
 _NOTHING_ELSE = {"blend": False, "distillation": 0.0, "masked_codes": 0.0}
 _WITHOUT_NETWORK = {"network", "grid_bins", "recalibration"}  # of training: what trees and Cox use
-Callback = Callable[[dict[str, float | None]], object]
 
 
 @overload
@@ -141,22 +138,13 @@ def fit(
             fix="declare a part of your own by @eh.visit_encoder('mine'), or train a model in your "
             "own loop and write eh.save_run(model, data, out=…)",
         )
-    settings: dict[str, Any]
     several = seeds if seeds is not None else None if isinstance(seed, int) else seed
     if several is not None:
-        settings = {"model": model, "training": training, "evaluation": evaluation, "loss": loss}
-        settings |= {"init": init, "transfer": transfer, "callbacks": callbacks, "resume": resume}
-        settings["overwrite"] = overwrite
+        alike: dict[str, Any] = {"model": model, "training": training, "evaluation": evaluation}
+        alike |= {"init": init, "transfer": transfer, "callbacks": callbacks, "resume": resume}
+        alike |= {"loss": loss, "overwrite": overwrite, "task": task, "progress": progress}
         return [
-            fit(
-                data,
-                out=Path(out) / f"seed-{one}",
-                task=task,
-                seed=one,
-                progress=progress,
-                **settings,
-                **others,
-            )
+            fit(data, out=Path(out) / f"seed-{one}", seed=one, **alike, **others)
             for one in (range(several) if isinstance(several, int) else several)
         ]
     own = {name: others.pop(name) for name in list(others) if name in TrainingConfig.model_fields}
@@ -164,7 +152,11 @@ def fit(
     refuse_unused(others, "train")
     refuse_idle({name: name in (training or {}) for name in own}, "twice", where="fit")
     alone = {} if loss is None else _NOTHING_ELSE
-    settings = {**others, "model": dict(model or {}), "evaluation": dict(evaluation or {})}
+    settings: dict[str, Any] = {
+        **others,
+        "model": dict(model or {}),
+        "evaluation": dict(evaluation or {}),
+    }
     settings["training"] = {**alone, **(training or {}), **own}
     if transfer is not None:
         if init is None:
@@ -210,33 +202,6 @@ def refuse_of_network(
         given[f"training.{name}"] = True
     is_alone = not study.training.network
     refuse_idle(given | dict(more), "without a network", where=where, when=is_alone)
-
-
-def _with_callbacks(show: ShowProgress, callbacks: Sequence[Callback], word: str) -> ShowProgress:
-    """Progress that is also told to the callbacks, at the end of each epoch.
-
-    Raises:
-        EhrseqError: A callback cannot be called with one argument.
-    """
-    if not callbacks:
-        return show
-    try:
-        for callback in callbacks:
-            inspect.signature(callback).bind({})
-    except TypeError as error:
-        raise EhrseqError(
-            "each is a function of one argument, the row of an epoch",
-            where="fit, callbacks",
-            fix=f"write callbacks=[lambda row: print(row['epoch'], row['tuning_{word}'])]",
-        ) from error
-
-    def report(p: Progress) -> None:
-        show(p)
-        losses = {f"train_{word}": p.loss, f"tuning_{word}": p.tuning_nll}
-        for callback in callbacks if p.ended else ():
-            callback({"epoch": p.epoch, **losses, "best": p.best, "member": p.member})
-
-    return report
 
 
 def train(
@@ -287,9 +252,10 @@ def train(
         # made here, so that a loss that fails does so before trees are grown and a folder is made
         trainer = None if loss is None else Trainer(plan, processes)
         word = "NLL" if loss is None else "loss"
-        shown = training_bar("training", f"tuning {word}", show=progress and is_first)
         each = callbacks if is_first else ()
-        report = _with_callbacks(stack.enter_context(shown), each, word.lower())
+        report = stack.enter_context(
+            training_bar(word=word, show=progress and is_first, callbacks=each)
+        )
         is_new = not (out / MANIFEST).exists()
         training.fit(
             plan,
@@ -397,7 +363,7 @@ def pretrain(
         _make_room(prepared, folder, PRETRAINED, resume=resume)
     with alone_in(folder):  # before the work begins
         pretrainer = Pretrainer(prepared, folder, study=settings, task_name=task)
-        with training_bar("pretraining", "tuning loss", show=progress) as report:
+        with training_bar("pretraining", word="loss", show=progress) as report:
             return pretrainer.fit(resume=resume, on_progress=report)
 
 

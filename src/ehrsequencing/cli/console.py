@@ -325,8 +325,16 @@ def with_conventions(
     ) -> None:
         output = output_of(command, as_json=as_json, quiet=quiet)
         with output, errors(debug), logged(log), errors(debug):
-            if command != "train":
-                _refuse_torchrun(command)
+            if (
+                command != "train"
+                and "RANK" in os.environ
+                and os.environ.get("WORLD_SIZE", "1") != "1"
+            ):
+                raise EhrseqError(
+                    "runs in one process",
+                    where=f"ehrseq {command}",
+                    fix="start it without torchrun; only ehrseq train uses several processes",
+                )
             for name, option in (options or {}).items():
                 option.check(given[name], "--" + name.replace("_", "-"))
             function(**given)
@@ -377,15 +385,6 @@ def _settings_like(ctx: typer.Context, incomplete: str) -> list[str]:
     sections = COMMANDS.get(ctx.info_name or "", ())
     names = [name for name in setting_names(StudyConfig) if name.partition(".")[0] in sections]
     return [f"{name}=" for name in names if name.startswith(incomplete)]
-
-
-def _refuse_torchrun(command: str) -> None:
-    if os.environ.get("WORLD_SIZE", "1") != "1" and "RANK" in os.environ:
-        raise EhrseqError(
-            "runs in one process",
-            where=f"ehrseq {command}",
-            fix="start it without torchrun; only ehrseq train uses several processes",
-        )
 
 
 def _name_setting(option: str) -> None:

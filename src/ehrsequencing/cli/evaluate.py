@@ -165,9 +165,7 @@ def compare(
     ablate: str | None,
     out: Path | None,
     overwrite: bool,
-    split: str | None,
-    bootstrap: int | None,
-    **of_ablation: Any,
+    **given: Any,
 ) -> None:
     """Compare runs on the same subjects, side by side and paired; settings that differ; or pool sites.
 
@@ -176,7 +174,7 @@ def compare(
     interval for their mean and one for another site.
     """
     where, more = "ehrseq compare", pool or ablate is not None
-    given = {"split": split, "bootstrap": bootstrap}
+    of_ablation = {name: given.pop(name) for name in ("task", "seeds")}
     refuse_idle({"--out": out}, "without --pool or --ablate", where=where, when=not more)
     refuse_idle({"--overwrite": overwrite}, "without --pool", where=where, when=not pool)
     idle = {f"--{name}": value for name, value in of_ablation.items()}
@@ -200,7 +198,7 @@ def compare(
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     comparison = compare_runs(runs, progress=shown(), **chosen)
     table = comparison.table()
-    people = f"{comparison.subjects} {(split or 'held_out').replace('_', '-')} subjects"
+    people = f"{comparison.subjects} {(given['split'] or 'held_out').replace('_', '-')} subjects"
     say(f"{table.caption}, {people}")
     say(table.frame.to_string())
     columns = ["against", "horizon", "metric", "value", "low", "high"]
@@ -242,7 +240,7 @@ def _ablate(
 
 
 def _pool(files: list[Path], out: Path, *, overwrite: bool) -> None:
-    from ehrsequencing.api.compare import pool_sites
+    from ehrsequencing.api.study import pool_sites
     from ehrsequencing.metrics.registry import METRICS
     from ehrsequencing.reporting.pages import mean, where
 

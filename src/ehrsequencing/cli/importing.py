@@ -54,9 +54,9 @@ def _command(reader: "Reader") -> Any:
         out: Path | None,
         overrides: Sequence[str] | None,
         named: Path | None,
-        overwrite: bool,
         map: Path | None = None,
         draft: bool = False,
+        **given: Any,
     ) -> None:
         from ehrsequencing.api.records import import_source
         from ehrsequencing.config import load_import
@@ -75,9 +75,7 @@ def _command(reader: "Reader") -> Any:
         settings = dict(load_import(overrides or ()))
         if map is not None:
             settings["map"] = map
-        report = import_source(
-            reader.name, source, out, overwrite=overwrite, progress=shown(), **settings
-        )
+        report = import_source(reader.name, source, out, progress=shown(), **given, **settings)
         for line in report.lines():
             say(line)
         for line in report.warnings():

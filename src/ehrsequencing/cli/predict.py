@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ehrsequencing.cli.console import REFUSED, bar, finish, note, remark, say, shown, warn
-from ehrsequencing.cli.options import open_run
+from ehrsequencing.cli.options import open_run, read_study
 from ehrsequencing.core.errors import EhrseqError, refuse_idle
 from ehrsequencing.core.signals import keep_freed_memory
 
 if TYPE_CHECKING:
-    from ehrsequencing.explain.cohort import Explanation
+    from ehrsequencing.explain.tables import Explanation
 
 SHOWN = 5  # rows of each table in the terminal
 CODE = 34  # columns of a code in the terminal
@@ -24,13 +24,6 @@ def predict(
     out: Path,
     overrides: Sequence[str] | None,
     config: Path | None,
-    horizons: str | None,
-    outcome: Sequence[str] | None,
-    top: int | None,
-    journal: Path | None,
-    key: Path | None,
-    threshold: float | None,
-    strict: bool,
     **given: Any,
 ) -> None:
     """Write risk curves for any MEDS data, and beside them a page and a JSON for their owner."""
@@ -40,13 +33,17 @@ def predict(
     from ehrsequencing.prediction.predict_some import predict_outcomes
     from ehrsequencing.reporting.risk_list import write_list
 
+    horizons, journal, key = (given.pop(name) for name in ("horizons", "journal", "key"))
+    outcome, top = (given.pop(name) for name in ("outcome", "top"))
+    of_list = {name: given.pop(name) for name in ("threshold", "strict")}
+    read_study(config, overrides, "predict")  # settings, then files and moments, then the run
+    Request(**given).refuse_early(out, data)
     opened, study = open_run(run, "predict", overrides, config)
-    Request(**given).refuse_early(out, data)  # before the model is loaded
     days = None if horizons is None else days_of(horizons.split(","), where="--horizons")
     given |= {"horizons_days": days, "facts": study.data, "limits": study.drift, "say": remark}
     if outcome or top is not None:
         refuse_idle(
-            {"--strict": strict, "--threshold": threshold},
+            {f"--{name}": value for name, value in of_list.items()},
             "beside --outcome and --top: it is for the task's causes",
             where="ehrseq predict",
         )
@@ -62,9 +59,7 @@ def predict(
     kept = None if journal is None else Journal(journal, key)
     with bar("predicting") as tick:
         asked = Request(progress=tick, journal=kept, **given)
-        found, unlike, wrote = write_list(
-            opened, data, out, asked, threshold=threshold, strict=strict
-        )
+        found, unlike, wrote = write_list(opened, data, out, asked, **of_list)
     times = sum(found["prediction_times"].values())
     say(f"risks at {times:,} prediction times")
     result = {"prediction_times": times} | {name: found[name] for name in ("above", "drift")}
@@ -109,9 +104,6 @@ def monitor(
     out: Path,
     overrides: Sequence[str] | None,
     config: Path | None,
-    journal: Path | None,
-    by: Sequence[str] | None,
-    metrics: Path | None,
     **given: Any,
 ) -> None:
     """Say how good the journalled predictions are today, before most of their outcomes are known.
@@ -121,19 +113,19 @@ def monitor(
     from ehrsequencing.api.new_people import monitor as watch
     from ehrsequencing.reporting.monitor_page import night_line
 
-    if journal is None:
+    if given["journal"] is None:
         raise EhrseqError(
             "needs the journal", where="ehrseq monitor", fix="name its folder by --journal"
         )
     opened, study = open_run(run, "monitor", overrides, config, data=data)
-    given |= {"by": by or (), "limits": study.drift, "facts": study.data, "progress": shown()}
-    found = watch(opened, data, journal, out=out, metrics=metrics, **given)
+    given |= {"by": given["by"] or (), "limits": study.drift, "facts": study.data}
+    found = watch(opened, data, out=out, progress=shown(), **given)
     say(found.verdict)
     then: Sequence[object] | str = f"open {out} in a browser"
     if found.action == "update":
         then = ["update", run, data, "--out", "updated"]
     finish(
-        wrote={"page": out, "metrics": metrics},
+        wrote={"page": out, "metrics": given["metrics"]},
         then=then,
         result=dict(night_line(found)),
     )
@@ -147,11 +139,7 @@ def explain(
     out: Path | None,
     overrides: Sequence[str] | None,
     config: Path | None,
-    subject: int | None,
-    subjects: int | None,
-    horizon: str | None,
-    cause: str | None,
-    overwrite: bool,
+    **given: Any,
 ) -> None:
     """Show which codes and visits move a risk.
 
@@ -169,6 +157,9 @@ def explain(
     from ehrsequencing.prediction.prediction_file import require_suffix
     from ehrsequencing.records.codes import read_descriptions
 
+    subject, subjects, horizon, overwrite = (
+        given.pop(name) for name in ("subject", "subjects", "horizon", "overwrite")
+    )
     refuse_idle(
         {"--overwrite": overwrite}, "without --out", where="ehrseq explain", when=out is None
     )
@@ -178,7 +169,7 @@ def explain(
         require_suffix(out, SUFFIXES, what="tables")
     days = None if horizon is None else day_of(horizon, where="--horizon")
     opened, study = open_run(run, "explain", overrides, config, data=data)
-    question = Question.for_run(opened, cause=cause, horizon_days=days)
+    question = Question.for_run(opened, horizon_days=days, **given)
     with bar("explaining") as tick:
         records = NewRecords(question.run, data, study.data)
         note(records.require_known(force=False))

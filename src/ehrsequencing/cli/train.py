@@ -1,6 +1,7 @@
 """`ehrseq train`, `pretrain`, `update`, and what a run is for: `serve` and `export`."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -178,16 +179,8 @@ def update(run: Path, data: Path, out: Path, **given: Any) -> None:
 def serve(
     run: Path,
     data: Path | None,
-    token: str | None,
     allow_host: Sequence[str] | None,
-    stale: str,
-    max_body: int,
-    max_rows: int,
-    max_visits: int,
     page: bool,
-    what_if: bool,
-    force: bool,
-    timeout: float,
     **given: Any,
 ) -> None:
     """Answer requests for risks over HTTP: MEDS rows, CDS Hooks.
@@ -203,54 +196,57 @@ def serve(
             f"needs {error.name}", where="ehrseq serve", fix=install("serve")
         ) from error
     from ehrsequencing.core.text import day_of
-    from ehrsequencing.serve.security import Limits
+    from ehrsequencing.serve.predictor import Limits
 
+    mebibytes, rows = given.pop("max_body"), given.pop("max_rows")
     limits = Limits(
-        body_bytes=max_body * 2**20,
-        held_bytes=4 * max_body * 2**20,
-        objects=2 * max_rows,
-        values=20 * max_rows,
-        rows=max_rows,
-        visits=max_visits,
-        seconds=timeout,
-        stale_days=day_of(stale, where="--stale"),
+        body_bytes=mebibytes * 2**20,
+        held_bytes=4 * mebibytes * 2**20,
+        objects=2 * rows,
+        values=20 * rows,
+        rows=rows,
+        visits=given.pop("max_visits"),
+        seconds=given.pop("timeout"),
+        stale_days=day_of(given.pop("stale"), where="--stale"),
     )
+    of_page = {name: given.pop(name) for name in ("what_if", "force")}
     open_run(run, data=data)
     started: list[str] = []
 
-    def explorer(opened: "Run") -> str | None:
-        if data is None or not page:
-            return None
-        if opened.is_visit_head:
-            note("note: the visit head has no risk curves, so there is no explorer")
-            return None
-        from ehrsequencing.explorer import ExplorerSettings, collect, page as page_of
-        from ehrsequencing.prediction.predict import NewRecords
-
-        settings = ExplorerSettings(what_if=what_if)
-        with bar("reading the patients") as tick:
-            records = NewRecords(opened, data)
-            return page_of(collect(records, settings, force=force, progress=tick, say=note))
-
     def on_start(url: str) -> None:
         started.append(url)
+        how = "with" if given["token"] else "without"
         say(
-            f"listening on {url} ({'with' if token else 'without'} a token); one patient: {url}/patient; the API is "
+            f"listening on {url} ({how} a token); one patient: {url}/patient; the API is "
             f"described at {url}/openapi.json"
         )
 
     listen(
         run,
         data,
-        token=token,
         names=tuple(allow_host or ()),
         limits=limits,
-        explorer=explorer,
+        explorer=partial(_explorer, data if page else None, **of_page),
         on_start=on_start,
         say=remark,
         **given,
     )
     finish(wrote={}, then=["predict", run, data or "DATA"], result={"url": started[0]})
+
+
+def _explorer(data: Path | None, opened: "Run", *, what_if: bool, force: bool) -> str | None:
+    """The explorer's page of some records, where there are some."""
+    if data is None:
+        return None
+    if opened.is_visit_head:
+        note("note: the visit head has no risk curves, so there is no explorer")
+        return None
+    from ehrsequencing.explorer import ExplorerSettings, collect, page
+    from ehrsequencing.prediction.predict import NewRecords
+
+    with bar("reading the patients") as tick:
+        records, settings = NewRecords(opened, data), ExplorerSettings(what_if=what_if)
+        return page(collect(records, settings, force=force, progress=tick, say=note))
 
 
 # ---- `ehrseq export RUN`: a folder that may be shared, or risks for MEDS-DEV -----------------------------------------

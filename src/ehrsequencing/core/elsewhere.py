@@ -144,6 +144,7 @@ def answering(function: Called, name: str = "") -> Called:
         for argument, value in bound.arguments.items():
             one = signature.parameters[argument]
             is_one = one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
+            is_one = is_one and not is_class  # scikit-learn: an estimator is made of anything
             if is_one and not fits(value, one.annotation):
                 written = re.sub(r"\b(\w+\.)+", "", inspect.formatannotation(one.annotation))
                 raise EhrseqError(
@@ -171,10 +172,14 @@ def leaves(hint: Any) -> set[Any]:
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether truths stand where truths belong, and only there; functions themselves refuse what else they do not take.
+    """Whether truths stand where truths belong, and only there, and no number or mapping where a text or a path does.
+
+    Functions themselves refuse what else they do not take.
 
     >>> fits("no", bool), fits(True, float), fits([1, True], Sequence[int]), fits(1, bool), fits(None, bool | None)
     (False, False, False, False, True)
+    >>> fits(1, str | os.PathLike[str]), fits(Path("run"), str | os.PathLike[str])
+    (False, True)
     """
     kinds = leaves(hint)
     if not kinds <= {bool, int, float, str, NoneType, Any, os.PathLike} or Any in kinds:
@@ -183,6 +188,10 @@ def fits(value: Any, hint: Any) -> bool:
         return bool not in kinds and all(fits(one, hint) for one in value)
     if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):  # NumPy's too
         return bool in kinds
+    if kinds <= {str, NoneType} and isinstance(
+        value, int | float | Mapping
+    ):  # paths are among them
+        return False
     return (value is None and NoneType in kinds) or not kinds <= {bool, NoneType}
 
 

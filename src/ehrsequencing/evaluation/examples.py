@@ -17,8 +17,8 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.rivals import Evaluated
 from ehrsequencing.explain import Question, change, subject_records
-from ehrsequencing.explain.cohort import explain_cohort
 from ehrsequencing.explain.deletions import OF_PART
+from ehrsequencing.explain.tables import explain_cohort
 from ehrsequencing.prediction.predict import NewRecords
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.predictors.predictor import member_band

@@ -134,7 +134,7 @@ def read_external(
         population,
         unknown,
         unmatched,
-        compare(surveyed.part, run, end_us=end_us, parents=parents, limits=DriftConfig()),
+        compare(surveyed.part, run, parents=parents, limits=DriftConfig()),
         late=reader.late,
         made_of=made_of(records=surveyed.days.content),
         people=surveyed.part,

@@ -211,7 +211,7 @@ def monitor(
 
     surveyed = survey(reader, lambda: Windows(people, newest.known_us), tick)
     open_day = int((surveyed.end_us - round(lag_days * DAY_US)) // DAY_US)
-    drifts = _drifts(surveyed.part, run, parents, limits or DriftConfig(), surveyed.end_us)
+    drifts = _drifts(surveyed.part, run, parents, limits or DriftConfig())
     with locked(journal.folder, wait_seconds=_WAIT):
         account, process = _account(journal, newest.run, [newest.run, list(by), lag_days])
         frozen = len(process["observed"])
@@ -383,7 +383,7 @@ def _held_out_gap(run: Run) -> Floats | None:
 
 
 def _drifts(
-    windows: Windows, run: Run, parents: Mapping[str, list[str]], limits: DriftConfig, end_us: int
+    windows: Windows, run: Run, parents: Mapping[str, list[str]], limits: DriftConfig
 ) -> tuple[Drift, Drift]:
     """All people against the training people, and the last four weeks against the same a quarter ago."""
     before = windows.before
@@ -407,7 +407,7 @@ def _drifts(
         },
         "risks": {},
     }
-    given: dict[str, Any] = {"end_us": end_us, "parents": parents, "limits": limits}
+    given: dict[str, Any] = {"parents": parents, "limits": limits}
     trained = compare(windows.all, run, **given)
     if before.total < FEWEST_PEOPLE:
         return trained, Drift(trained.people, None, None, [])

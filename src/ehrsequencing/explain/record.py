@@ -105,8 +105,7 @@ class SubjectRecord:
 
     def known_rows(self, row: int = -1) -> Bools:
         """(n,) which rows of the record are part of a visit and known at a prediction time: those stamped by then."""
-        known = np.zeros(len(self.record.events), dtype=bool)
-        known[self.record.visits.event] = True
+        known = np.isin(np.arange(len(self.record.events)), self.record.visits.event)
         return np.asarray(known & (self.record.events.time_us <= self.prediction_us[row]))
 
     def known_codes(self, row: int = -1) -> tuple[str, ...]:
@@ -179,27 +178,9 @@ class Edit:
 
 
 def kept_rows(record: SubjectRecord, edit: Edit) -> Bools:
-    """(n,) rows of the record that an edit leaves.
-
-    Raises:
-        EhrseqError: The edit names a code or a visit that the record does not have.
-    """
+    """(n,) rows of the record that an edit leaves; it names codes and visits of the record."""
     events, visits, bounds = record.record.events, record.record.visits, record.event_bounds
     number = record.code_number
-    named_visits = {*edit.visits, *(visit for visit, _ in edit.code_at)}
-    named_codes = {*edit.codes, *(code for _, code in edit.code_at)}
-    if not named_visits <= set(range(len(visits))):
-        raise EhrseqError(
-            "an edit names a visit that the record does not have",
-            where="edits",
-            fix=f"number them within the record: from 0 to {len(visits) - 1}",
-        )
-    if not named_codes <= number.keys():
-        raise EhrseqError(
-            "an edit names a code that the record does not have",
-            where="edits",
-            fix="name codes of the record",
-        )
     is_left = np.ones(len(events), dtype=bool)
     for code in edit.codes:
         is_left[events.code == number[code]] = False
@@ -395,7 +376,7 @@ def edited_risks(
         (E, R, causes, horizons) cumulative incidence, as `predict` gives it; for the `visit` head (E, R, 1, 1).
 
     Raises:
-        EhrseqError: An edit names a code or a visit that the record does not have, or a horizon is out of reach.
+        EhrseqError: A horizon is out of reach.
     """
     predictor = RiskPredictor(run, horizons_days)
     copies = Copies(record, [kept_rows(record, edit) for edit in edits], rows)

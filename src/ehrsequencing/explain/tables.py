@@ -1,19 +1,344 @@
-"""Explanations as tables, of one subject or of a cohort; and their files."""
+"""Explanations as tables, of one subject or of a cohort.
 
-from collections.abc import Callable
+Of a cohort they are mean effects among carriers, with intervals over subjects. A code is compared with the record
+without it. Two kinds of code have no such record, and are compared otherwise: of an attribute with two values, such as
+sex, one with the other; of a code with a number, the newest number at the 90th percentile of the subjects' with that
+at the 10th.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pc
 import pyarrow.parquet as pq
 
-from ehrsequencing.core.errors import refuse_idle, refuse_unknown
+from ehrsequencing.core.arrays import Floats, Ints, hash_u64
+from ehrsequencing.core.disclosure import SMALLEST_COUNT, count_text
+from ehrsequencing.core.errors import EhrseqError, refuse_idle, refuse_unknown
 from ehrsequencing.core.outputs import EXPLANATION, output_file
-from ehrsequencing.explain.cohort import Explanation, explain_cohort
-from ehrsequencing.explain.deletions import KINDS, change, deletion
-from ehrsequencing.explain.record import Question, subject_record
-from ehrsequencing.prediction.predict import NewRecords
+from ehrsequencing.explain.deletions import KINDS, change, deletion, removed_codes
+from ehrsequencing.explain.record import (
+    Copies,
+    Edit,
+    Question,
+    SubjectRecord,
+    kept_rows,
+    subject_record,
+    subject_records,
+)
+from ehrsequencing.metrics.bootstrap import bootstrap_subjects, percentile_interval
+from ehrsequencing.prediction.predict import Moment, NewRecords, no_prediction_times
 from ehrsequencing.prediction.prediction_file import with_notes, without_formulas
+from ehrsequencing.records.visits import make_record
+
+NEARLY_ALL = 0.9  # share of the subjects beyond which a record without a code is unlike any other
+NewestNumbers = dict[str, list[tuple[SubjectRecord, int]]]  # by code
+Compared = tuple[str, str | None]  # a code, and what it is compared with
+Changed = tuple[int, str, float]  # a row of a record, and the code and number that it has instead
+RANGE = (10, 90)  # percentiles between which a number is moved
+OF_RANGE = f"{RANGE[0]}th percentile"  # what a code with a number is compared with
+COHORT_COLUMNS = pa.schema(
+    [
+        ("code", pa.string()),
+        # what the code is compared with: null for the record without it, else the other value or `OF_RANGE`
+        ("against", pa.string()),
+        # subjects with the code, at least 11, rounded as all counts that may be shared
+        ("carriers", pa.string()),
+        ("change_in_risk", pa.float64()),  # mean among carriers: with the code − without it
+        ("low", pa.float64()),  # 95 % interval by bootstrap over subjects
+        ("high", pa.float64()),
+        ("change_in_log_hazard", pa.float64()),
+        ("raised", pa.float64()),  # share of the carriers whose risk the code raises
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What moves the risk of one subject, or the risks of a cohort.
+
+    Attributes:
+        risk: The subject's risk, or the cohort's mean, at the last prediction times.
+        table: The effects, the largest first.
+        is_part: Whether a record is so long that not every code was removed.
+        visits: How many visits the subject has by then.
+        subjects: How many subjects were explained.
+    """
+
+    risk: float
+    table: pa.Table
+    is_part: bool
+    visits: int = 0
+    subjects: int = 1
+
+
+def explain_cohort(
+    question: Question,
+    records: NewRecords,
+    *,
+    subjects: int | None = 1000,
+    bootstrap: int = 200,
+    progress: Callable[[int, int], None] = lambda done, todo: None,
+) -> Explanation:
+    """Remove or change each code in each subject's record, and average over those who have it.
+
+    Args:
+        question: Cause and horizon.
+        records: The data.
+        subjects: How many subjects at most, chosen by a hash of their ids; None: all.
+        bootstrap: Resamples of subjects for the intervals.
+        progress: Called with the number of subjects done and to do.
+
+    Returns:
+        Codes with at least 11 carriers; of those that more than 90 % of the subjects have, only the ones that are
+        compared with another value.
+
+    Raises:
+        EhrseqError: Nobody has a prediction time.
+    """
+    people = sampled_people(records, subjects)
+    others = _other_values(people)
+    has_numbers = question.run.study.values.mode != "none"
+    ranges = _ranges(people) if has_numbers else {}
+    found = [removed_codes(question, record) for record in people]
+    contrasts = [_contrasts(record, others, ranges) for record in people]
+    carriers = Counter(code for codes, _ in found for code in codes)
+    # a code that is compared with another value, or that few lack, has no row for its removal
+    most = NEARLY_ALL * len(people)
+    shown = {code for code, n in carriers.items() if SMALLEST_COUNT <= n <= most}
+    shown -= {*others, *ranges}
+    removed = [[code for code in codes if code in shown] for codes, _ in found]
+    asked = (
+        _copies(question, records, record, changes, without=codes)
+        for record, codes, (_, changes) in zip(people, removed, contrasts, strict=True)
+    )
+    risks: list[float] = []
+    # three parallel lists, with one entry for each subject and code
+    subject, code, effect = list[int](), list[Compared](), list[Floats]()
+    answered = question.of_each(asked)
+    for answers, codes, (names, _) in zip(answered, removed, contrasts, strict=True):
+        whole, without, changed = np.split(answers[:, 0], [1, 1 + len(codes)])
+        code += [*((name, None) for name in codes), *names]
+        effect += [whole - without, changed[::2] - changed[1::2]]
+        subject += [len(risks)] * (len(codes) + len(names))
+        risks.append(float(whole[0, 0]))
+        progress(len(risks), len(people))
+    weights = None
+    if bootstrap:
+        weights = np.concatenate(list(bootstrap_subjects(np.arange(len(risks)), bootstrap, 0)))
+    owner = np.array(subject, dtype=np.int64)
+    table = _table(code, np.concatenate(effect), owner, weights)
+    is_part = any(more for _, more in found)
+    return Explanation(float(np.mean(risks)), table, is_part, subjects=len(risks))
+
+
+def sampled_people(records: NewRecords, subjects: int | None) -> list[SubjectRecord]:
+    """The records of at most so many people, chosen by a hash of their ids; None: all.
+
+    Raises:
+        EhrseqError: Nobody has a prediction time.
+    """
+    parts = [np.zeros(0, np.int64)]
+    for shard, rows in records.prediction_times(Moment("last")):
+        parts.append(shard.subject_id[np.unique(rows.subject)])
+    everybody = np.concatenate(parts)
+    if not len(everybody):
+        raise no_prediction_times(records)
+    order = np.argsort(hash_u64(everybody.astype(np.uint64)), kind="stable")
+    chosen = set(everybody[order[:subjects]].tolist())
+    return list(subject_records(records, chosen))
+
+
+# ---- the risk over the values of a code ------------------------------------------------------------------------------
+
+
+CURVE_RANGE = (5, 95)  # percentiles between which a number is moved
+CURVE_POINTS = 9
+
+
+def value_effect(
+    question: Question, records: NewRecords, newest: NewestNumbers, code: str
+) -> tuple[Floats, Floats]:
+    """Move the newest number of a code at the last prediction times; all other rows stay as they are.
+
+    Returns:
+        (K,) values from the 5th to the 95th percentile of the newest numbers, and (K,) the mean risk of those who have
+        one if the number of each of them were that.
+
+    Raises:
+        EhrseqError: The run reads no numbers, or fewer than 11 people have different numbers of the code.
+    """
+    if question.run.study.values.mode == "none":
+        fix = "train with values.mode other than none"
+        raise EhrseqError("the run reads no numbers", where=code, fix=fix)
+    own = newest[code]
+    numbers = [record.record.events.value[row] for record, row in own]
+    first, last = np.percentile(numbers, CURVE_RANGE).tolist()
+    if len(own) < SMALLEST_COUNT or first == last:
+        what = f"fewer than {SMALLEST_COUNT} people have different numbers of it"
+        raise EhrseqError(what, where=code, fix="name a code with more numbers")
+    value = np.linspace(first, last, CURVE_POINTS)
+    asked = (
+        _copies(question, records, record, [(row, code, number) for number in value.tolist()])
+        for record, row in own
+    )
+    risks = [answers[1:, 0, 0] for answers in question.of_each(asked)]
+    return value, np.mean(risks, axis=0)
+
+
+# ---- codes that are compared with another value ----------------------------------------------------------------------
+
+
+def _other_values(people: Sequence[SubjectRecord]) -> dict[str, str]:
+    """The two values of each attribute without a time that has no third, each with the other."""
+    values: dict[str, set[str]] = {}
+    for record in people:
+        for code in record.static_codes:
+            attribute, _, value = code.partition("//")
+            if value:
+                values.setdefault(attribute, set()).add(code)
+    pairs = [sorted(codes) for codes in values.values() if len(codes) == 2]
+    return {one: other for pair in pairs for one, other in (pair, pair[::-1])}
+
+
+def _newest_numbers(record: SubjectRecord) -> dict[str, int]:
+    """The row of the newest number of each code at the last prediction time."""
+    events = record.record.events
+    rows = np.flatnonzero(record.known_rows() & ~np.isnan(events.value))
+    return {events.codes[events.code[row]]: row for row in rows.tolist()}
+
+
+def newest_numbers(people: Sequence[SubjectRecord]) -> NewestNumbers:
+    """Whose record has the newest number of each code in which row, at their last prediction times."""
+    rows: NewestNumbers = {}
+    for record in people:
+        for code, row in _newest_numbers(record).items():
+            rows.setdefault(code, []).append((record, row))
+    return rows
+
+
+def _ranges(people: Sequence[SubjectRecord]) -> dict[str, tuple[float, float]]:
+    """The percentiles `RANGE` of each code's newest numbers, of codes of at least 11 subjects."""
+    percentiles = {
+        code: np.percentile([record.record.events.value[row] for record, row in own], RANGE)
+        for code, own in newest_numbers(people).items()
+        if len(own) >= SMALLEST_COUNT
+    }
+    return {code: (low, high) for code, (low, high) in percentiles.items() if low < high}
+
+
+def _contrasts(
+    record: SubjectRecord, others: Mapping[str, str], ranges: Mapping[str, tuple[float, float]]
+) -> tuple[list[Compared], list[Changed]]:
+    """Which codes of a record are compared with another value at the last prediction time, and two changes for each."""
+    events, names, changes = record.record.events, list[Compared](), list[Changed]()
+    static = {code for code in record.static_codes if code in others}
+    pairs = {min(code, others[code]) for code in static if others[code] not in static}
+    for code in sorted(pairs):
+        own = code if code in static else others[code]
+        row = np.flatnonzero(record.static_rows & (events.code == record.code_number[own]))[0]
+        names.append((code, others[code]))
+        changes += [(int(row), name, np.nan) for name in (code, others[code])]
+    for code, row in _newest_numbers(record).items():
+        if code in ranges:
+            names.append((code, OF_RANGE))
+            changes += [(row, code, value) for value in reversed(ranges[code])]
+    return names, changes
+
+
+def _copies(
+    question: Question,
+    records: NewRecords,
+    record: SubjectRecord,
+    changes: Sequence[Changed],
+    *,
+    without: Iterable[str] = (),
+) -> Copies:
+    """A record at its last prediction time: as it is, without each of some codes, with each of some rows changed."""
+    longer, place = record, np.zeros(0, dtype=np.int64)
+    if changes:
+        longer, place = _with_rows(question, records, record, changes)
+    is_new = np.zeros(len(longer.record.events), dtype=bool)
+    is_new[place] = True
+    original = np.flatnonzero(~is_new)
+
+    kept = [~is_new]
+    for code in without:
+        copy = is_new & False
+        copy[original] = kept_rows(record, Edit(codes=(code,)))
+        kept.append(copy)
+    for (row, _, _), new in zip(changes, place, strict=True):
+        copy = ~is_new
+        copy[original[row]] = False
+        copy[new] = True
+        kept.append(copy)
+    return Copies(longer, kept, [-1])
+
+
+def _with_rows(
+    question: Question, records: NewRecords, record: SubjectRecord, changes: Sequence[Changed]
+) -> tuple[SubjectRecord, Ints]:
+    """The record with copies of some rows behind them that have other codes and numbers, and the copies' places."""
+    events = record.record.events
+    rows = [row for row, _, _ in changes]
+    codes = [code for _, code, _ in changes]
+    values = [value for _, _, value in changes]
+    order = np.argsort(np.r_[np.arange(len(events)), rows], kind="stable")
+    number = np.arange(len(events.codes), len(events.codes) + len(codes), dtype=np.int32)
+    more = replace(
+        events.take(np.r_[np.arange(len(events)), rows]),
+        code=np.r_[events.code, number],
+        codes=(*events.codes, *codes),
+        value=np.r_[events.value, np.array(values, dtype=np.float32)],
+    )
+    made = make_record(
+        more.take(order), excluded=records.excluded, settings=question.run.study.visits
+    )
+    place = np.flatnonzero(order >= len(events))
+    return replace(record, record=made), place[np.argsort(order[place])]
+
+
+def _table(
+    code: Sequence[Compared],
+    effect: Floats,
+    subject: Ints,
+    weights: Ints | None,
+) -> pa.Table:
+    """One row a code, from the effect (n, 2) of each code of each subject, and weights (B, subjects) of resamples."""
+    numbers = {key: k for k, key in enumerate(dict.fromkeys(code))}
+    number = np.array([numbers[key] for key in code], dtype=np.int64)
+    carriers = np.bincount(number, minlength=len(numbers))
+    rows = list[dict[str, Any]]()
+    for (name, against), k in numbers.items():
+        if carriers[k] < SMALLEST_COUNT:
+            continue
+        own = np.flatnonzero(number == k)
+        row: dict[str, Any] = {
+            "code": name,
+            "against": against,
+            "carriers": count_text(int(carriers[k])),
+            "change_in_risk": float(effect[own, 0].mean()),
+            "change_in_log_hazard": float(effect[own, 1].mean()),
+            "raised": float((effect[own, 0] > 0).mean()),
+        }
+        if weights is not None:
+            weight = weights[:, subject[own]]
+            total = weight.sum(axis=1)
+            with np.errstate(invalid="ignore"):
+                means = weight @ effect[own, 0] / np.where(total > 0, total, np.nan)
+            row["low"], row["high"] = (float(limit) for limit in percentile_interval(means))
+        rows.append(row)
+    rows.sort(key=lambda row: -abs(row["change_in_risk"]))
+    return pa.Table.from_pylist(rows, schema=COHORT_COLUMNS)
+
+
+# ---- tables of a subject, and their files ----------------------------------------------------------------------------
+
 
 CHANGE = "since the prediction time before"  # the kind of the rows that add up
 COLUMNS = pa.schema(

@@ -207,23 +207,17 @@ def single_removals(patients: Patients, shown: ShownCodes, *, latest_only: bool)
     day = patients.visit_day[np.r_[item_visit[first_item], np.arange(len(visit_owner))]]
     order = np.lexsort((target, owner))
     owner, target, day = owner[order], target[order], day[order]
-    first = _first_row(patients, owner, day)
+    # number of the patient's first prediction time on or after the day
+    span = 1.0 + max(float(np.max(patients.row_day, initial=0.0)), float(np.max(day, initial=0.0)))
+    row_owner = np.repeat(np.arange(n), np.diff(patients.row_offsets))
+    place = np.searchsorted(row_owner * span + patients.row_day, owner * span + day - 1e-6)
+    first = np.asarray(place - patients.row_offsets[owner], dtype=np.int64)
     rows = np.diff(patients.row_offsets)[owner]
     known = np.flatnonzero(first < rows)
     owner, target, first, rows = owner[known], target[known], first[known], rows[known]
     first = rows - 1 if latest_only else first
     ends = np.r_[0, np.cumsum(rows - first)].astype(np.int64)
     return Removals(offsets(owner, n), target, first, ends)
-
-
-def _first_row(
-    patients: Patients, owner: Ints, day: np.ndarray[tuple[int], np.dtype[np.float64]]
-) -> Ints:
-    """Number of the patient's first prediction time on or after a day."""
-    span = 1.0 + max(float(np.max(patients.row_day, initial=0.0)), float(np.max(day, initial=0.0)))
-    row_owner = np.repeat(np.arange(len(patients)), np.diff(patients.row_offsets))
-    place = np.searchsorted(row_owner * span + patients.row_day, owner * span + day - 1e-6)
-    return np.asarray(place - patients.row_offsets[owner], dtype=np.int64)
 
 
 def removed_risks(

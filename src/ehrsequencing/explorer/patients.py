@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from ehrsequencing.config import DAYS_PER_YEAR
 from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints, Ints32, offsets, ragged
 from ehrsequencing.core.disclosure import SMALLEST_COUNT
-from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.subgroups import groups_of_rows
 from ehrsequencing.prediction.predict import Moment, NewRecords, RiskPredictor, no_prediction_times
 from ehrsequencing.records.cohort import CohortRows
@@ -37,24 +36,12 @@ class ExplorerSettings:
         what_if: Whether single removals are computed in advance.
         megabytes: The what-if answers cover every prediction time where the file stays below this size; else only the
             latest one of each patient.
-
-    Raises:
-        EhrseqError: A number is out of range.
     """
 
     subjects: int = 10_000
     fewest: int = SMALLEST_COUNT
     what_if: bool = True
     megabytes: float = 15.0
-
-    def __post_init__(self) -> None:
-        for name, value in (("subjects", self.subjects), ("fewest", self.fewest)):
-            if value < 1:
-                raise EhrseqError(f"{name} is {value}", where="explorer", fix="use 1 or more")
-        if self.megabytes <= 0:
-            raise EhrseqError(
-                f"megabytes is {self.megabytes:g}", where="explorer", fix="use a number above 0"
-            )
 
 
 @dataclass(frozen=True)

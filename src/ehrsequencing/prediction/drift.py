@@ -233,7 +233,6 @@ def compare(
     people: People,
     run: Run,
     *,
-    end_us: int,
     parents: Mapping[str, list[str]],
     limits: DriftConfig,
     risks: dict[str, Sampled] | None = None,
@@ -244,7 +243,6 @@ def compare(
     Args:
         people: The new ones, counted by the run's vocabulary.
         run: The run.
-        end_us: The end of the new data.
         parents: Parents of its codes.
         limits: Beyond which a difference is an alarm.
         risks: What is predicted → the risks, as another measure.
@@ -447,4 +445,4 @@ def compare_data(
     )
     found = survey(reader, lambda: People(run.vocabulary, excluded, run.study.visits), tick)
     limits = limits or DriftConfig()
-    return compare(found.part, run, end_us=found.end_us, parents=parents, limits=limits)
+    return compare(found.part, run, parents=parents, limits=limits)

@@ -34,8 +34,6 @@ from ehrsequencing.records.survey import Part, Progress, Steps, survey
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.visits import Record, make_record
 
-__all__ = ["NewRecords", "predict"]
-
 GRACE_DAYS = 31  # a day asked for may lie so long after the last row, where nobody tells when the records were taken
 Answer = TypeVar("Answer")
 MOST_UNKNOWN = 0.9  # share of rows with a code that training did not know: refused
@@ -74,19 +72,10 @@ class Encoder:
         cohort = self.builder.build(
             record, dataset_end_us=int(NEVER), labelled=False, as_of_us=moment.as_of_us
         )
-        rows = cohort.rows
-        known = (
-            np.ones(len(rows), dtype=bool)
-            if moment.as_of_us is not None
-            else rows.prediction_us <= end_us
-        )
-        known_rows = rows.take(known)
-        return PredictionTimes(
-            record,
-            cohort,
-            known_rows.take(moment.chosen(known_rows, end_us)),
-            late=int((~known).sum()),
-        )
+        known = (cohort.rows.prediction_us <= end_us) | (moment.as_of_us is not None)
+        rows = cohort.rows.take(known)
+        chosen = rows.take(moment.chosen(rows, end_us))
+        return PredictionTimes(record, cohort, chosen, late=int((~known).sum()))
 
     def encode(self, record: Record, rows: CohortRows) -> TaskRecords:
         """Encode visits and prediction times."""
@@ -205,7 +194,6 @@ class NewRecords:
         return compare(
             self.people,
             self.run,
-            end_us=self.end_us,
             parents=self.parents,
             limits=self.limits,
             risks=risks,

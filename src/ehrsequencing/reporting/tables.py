@@ -243,7 +243,7 @@ def blend_weights(m: Shared) -> dict[str, list[str]]:
     return by_cause
 
 
-OF_RANGE = "10th percentile"  # as in explain/cohort.py, a module that needs torch
+OF_RANGE = "10th percentile"  # as in explain/tables.py, a module that needs torch
 MOST_BARS = 10  # codes in the figure of the short page, those with the largest effects
 
 

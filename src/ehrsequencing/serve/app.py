@@ -25,7 +25,7 @@ from ehrsequencing.prediction.reference import check_reference
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.encoding import Moment
 from ehrsequencing.serve import cds_hooks, pages
-from ehrsequencing.serve.predictor import Predictor, table_of
+from ehrsequencing.serve.predictor import Limits, Predictor, table_of
 from ehrsequencing.serve.schemas import (
     PROBLEM_TYPE,
     ExplainRequest,
@@ -38,8 +38,7 @@ from ehrsequencing.serve.schemas import (
     SubjectRequest,
     problem_of_validation,
 )
-from ehrsequencing.serve.security import LEFT, Access, Limits, access_to, bearer, guard
-from ehrsequencing.serve.service import Service
+from ehrsequencing.serve.security import LEFT, Access, Service, access_to, bearer, guard
 
 _PATHS = ("/health", "/version", "/metrics", "/openapi.json", "/predict", "/explain")
 _STATUSES = {
@@ -125,26 +124,14 @@ def _add_own_paths(app: FastAPI, service: Service) -> None:
         """Counts for Prometheus."""
         return Response(service.metrics(), media_type=CONTENT_TYPE_LATEST)
 
-    def rows_of(request: SubjectRequest) -> pa.Table:
-        try:
-            Moment(request.at)
-        except EhrseqError:
-            raise Problem(
-                422, "is not a date of the calendar", where="at", fix="write it as 2026-03-01"
-            ) from None
-        rows = table_of(request, predictor.encounter_column)
-        request.rows.clear()  # they would be held until the answer is sent
-        return rows
-
     def predict(request: PredictRequest) -> PredictResponse:
         """Risk curves of one subject from its rows in MEDS."""
         answer = predictor.answer(
-            rows_of(request),
+            _rows_of(request, predictor),
             request.at,
             horizons_days=request.horizons_days,
             until_us=request.until_us,
         )
-        service.count_answer(answer)
         days = [day for day in answer.horizons_days if day is not None]
         return PredictResponse(
             **predictor.facts() | {"horizons_days": days or None},
@@ -158,21 +145,35 @@ def _add_own_paths(app: FastAPI, service: Service) -> None:
     def explain(request: ExplainRequest) -> ExplainResponse:
         """What each code adds to one risk of a subject, and how unlike the training people's its record is."""
         return predictor.explain(
-            rows_of(request),
+            _rows_of(request, predictor),
             request.at,
             cause=request.cause,
             horizon_days=request.horizon_days,
             until_us=request.until_us,
         )
 
-    def bounded(body: type[SubjectRequest], most: int) -> type[SubjectRequest]:
-        """A body whose rows are counted before they are read, so that too many are refused at once."""
-        rows = Annotated[list[Row], FailFast(), Len(1, most)]
-        return create_model(body.__name__, __base__=body, rows=(rows, ...))
-
     limits, add = predictor.limits, partial(service.post, app.router)
-    add("/predict", bounded(PredictRequest, limits.rows), predict, reply=PredictResponse)
-    add("/explain", bounded(ExplainRequest, limits.explained), explain, reply=ExplainResponse)
+    add("/predict", _bounded(PredictRequest, limits.rows), predict, reply=PredictResponse)
+    add("/explain", _bounded(ExplainRequest, limits.explained), explain, reply=ExplainResponse)
+
+
+def _rows_of(request: SubjectRequest, predictor: Predictor) -> pa.Table:
+    """The rows of a request, which are then forgotten: they would be held until the answer is sent."""
+    try:
+        Moment(request.at)
+    except EhrseqError:
+        raise Problem(
+            422, "is not a date of the calendar", where="at", fix="write it as 2026-03-01"
+        ) from None
+    rows = table_of(request, predictor.encounter_column)
+    request.rows.clear()
+    return rows
+
+
+def _bounded(body: type[SubjectRequest], most: int) -> type[SubjectRequest]:
+    """A body whose rows are counted before they are read, so that too many are refused at once."""
+    rows = Annotated[list[Row], FailFast(), Len(1, most)]
+    return create_model(body.__name__, __base__=body, rows=(rows, ...))
 
 
 def _answer_errors(app: FastAPI) -> None:

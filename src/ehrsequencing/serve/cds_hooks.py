@@ -8,7 +8,7 @@ import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pyarrow as pa
@@ -25,12 +25,11 @@ from ehrsequencing.records.events import DEATH
 from ehrsequencing.records.meds import FIXES
 from ehrsequencing.serve.predictor import Answer, Predictor
 from ehrsequencing.serve.schemas import Problem
-from ehrsequencing.serve.service import Service
+from ehrsequencing.serve.security import Service
 
 SERVICE = "ehrsequencing-risk"
 HOOK_PATH = f"/cds-services/{SERVICE}"
-FEEDBACK_PATH = f"{HOOK_PATH}/feedback"
-PATHS = ("/cds-services", HOOK_PATH, FEEDBACK_PATH)
+PATHS = ("/cds-services", HOOK_PATH)
 _PREFETCH = {
     "patient": "Patient/{{context.patientId}}",
     "encounters": "Encounter?patient={{context.patientId}}&_count=1000",
@@ -56,18 +55,6 @@ class HookRequest(BaseModel):
     )
 
 
-class CardFeedback(BaseModel):
-    """What became of one card; other fields are ignored."""
-
-    outcome: Literal["accepted", "overridden"]
-
-
-class Feedback(BaseModel):
-    """What became of cards."""
-
-    feedback: list[CardFeedback] = Field(min_length=1, max_length=1000)
-
-
 def router(service: Service) -> APIRouter:
     """The paths of CDS Hooks."""
     routes, predictor = APIRouter(), service.predictor
@@ -81,26 +68,7 @@ def router(service: Service) -> APIRouter:
             lines = ["What is missing:", "", *(f"- {what}" for what in missing)]
             detail = "\n".join([*lines, "", "A risk from half a record may be far off."])
         else:
-            now, (rows, unused) = service.clock(), read_patient(bundle, predictor)
-            # a booked visit is no record yet; clocks of other zones may be ahead
-            is_later = pc.greater(rows["time"], now + timedelta(days=1))
-            earlier = rows.filter(pc.invert(pc.fill_null(is_later, False)))
-            unused["entries of later days than tomorrow"] = len(rows) - len(earlier)
-            rows = earlier
-            answer = predictor.answer(rows)
-            unused.update({FIXES[name]: n for name, n in answer.record.fixes.items()})
-            service.count_answer(answer)
-            not_sent = [name for name in _PREFETCH if name not in request.prefetch]
-            indicator = "info"
-            summary, detail = _summary_and_detail(
-                answer,
-                causes,
-                not_sent,
-                unused,
-                newest=pc.max(rows["time"]).as_py(),
-                now=now,
-                stale_days=predictor.limits.stale_days,
-            )
+            indicator, (summary, detail) = "info", _predicted(request, bundle, service)
         card = {
             "uuid": str(uuid.uuid4()),
             "summary": summary,
@@ -109,12 +77,6 @@ def router(service: Service) -> APIRouter:
             "source": {"label": f"ehrsequencing, task {task}"},
         }
         return {"cards": [card]}
-
-    def feedback(request: Feedback) -> dict[str, Any]:
-        """What clinicians did with cards: counted by outcome, and not kept."""
-        for one in request.feedback:
-            service.cards.labels(one.outcome).inc()
-        return {}
 
     @routes.get("/cds-services")
     async def discover() -> dict[str, Any]:
@@ -129,8 +91,27 @@ def router(service: Service) -> APIRouter:
         return {"services": [own]}
 
     service.post(routes, HOOK_PATH, HookRequest, patient_view)
-    service.post(routes, FEEDBACK_PATH, Feedback, feedback)
     return routes
+
+
+def _predicted(request: HookRequest, bundle: dict[str, Any], service: Service) -> tuple[str, str]:
+    """What a card says of a record that is whole: a line, and the rest in Markdown."""
+    predictor, now = service.predictor, service.clock()
+    rows, unused = read_patient(bundle, predictor)
+    # a booked visit is no record yet; clocks of other zones may be ahead
+    is_later = pc.greater(rows["time"], now + timedelta(days=1))
+    earlier = rows.filter(pc.invert(pc.fill_null(is_later, False)))
+    unused["entries of later days than tomorrow"] = len(rows) - len(earlier)
+    answer = predictor.answer(earlier)
+    unused.update({FIXES[name]: n for name, n in answer.record.fixes.items()})
+    return _summary_and_detail(
+        answer,
+        predictor,
+        [name for name in _PREFETCH if name not in request.prefetch],
+        unused,
+        newest=pc.max(earlier["time"]).as_py(),
+        now=now,
+    )
 
 
 def read_patient(bundle: dict[str, Any], predictor: Predictor) -> tuple[pa.Table, Counter[str]]:
@@ -224,15 +205,15 @@ def _lacks(value: Any) -> str | None:
 
 def _summary_and_detail(
     answer: Answer,
-    causes: Sequence[str],
+    predictor: Predictor,
     not_sent: Sequence[str],
     unused: Mapping[str, int],
     *,
     newest: datetime,
     now: datetime,
-    stale_days: float,
 ) -> tuple[str, str]:
     """What a clinician sees: one line, and a table in Markdown; no risk that an old record no longer supports."""
+    causes, stale_days = predictor.asked.causes, predictor.limits.stale_days
     changed = [f"Not used as sent: {n} ({why})." for why, n in unused.items() if n]
     if not len(answer.risks):
         why = "\n".join([f"Reason: {answer.why_none}.", *changed])

@@ -37,11 +37,47 @@ from ehrsequencing.serve.schemas import (
     SubjectRequest,
     Unlike,
 )
-from ehrsequencing.serve.security import Limits
 
 REQUEST = Path("request")  # what messages call the rows
 _NONE = np.zeros(0, np.int64)
 NO_RISKS = Risks(_NONE, _NONE, np.zeros((0, 0, 0), np.float32))
+
+
+@dataclass(frozen=True)
+class Limits:
+    """All limits of the server. With the defaults a network of the default size needs at most 2 s of CPU and 100 MB.
+
+    Attributes:
+        body_bytes: Size of a request's body.
+        held_bytes: Size of all bodies together that arrive or wait; one alone may be larger.
+        objects: JSON objects of a body, which cost up to 40 µs each; a FHIR resource has about nine, a row is one.
+        values: JSON values of a body.
+        rows: Rows of a record.
+        visits: Visits of a record.
+        explained: Rows of a record that is explained: each of its codes is removed once.
+        numbers: Risks in one answer: prediction times × causes × horizons.
+        waiting: Requests that may wait for the model; further ones are told to come back, and their bodies not read.
+        connections: Open connections.
+        seconds: How long a request may take to arrive, wait for its answer, and then read it: each as long.
+        idle_seconds: How long a connection may take to send the whole head of a request.
+        drain_seconds: How long open requests have to end when the server stops.
+        stale_days: A card gives no risk where the record's newest row is older.
+    """
+
+    body_bytes: int = 16 * 2**20
+    held_bytes: int = 64 * 2**20
+    objects: int = 40_000
+    values: int = 400_000
+    rows: int = 20_000
+    visits: int = 5_000
+    explained: int = 100
+    numbers: int = 200_000
+    waiting: int = 64
+    connections: int = 1024
+    seconds: float = 30.0
+    idle_seconds: int = 5
+    drain_seconds: int = 5
+    stale_days: float = 365.25
 
 
 @dataclass(frozen=True)

@@ -1,22 +1,29 @@
-"""Which requests are answered: hosts, origins and the token; limits of size and time; headers of every answer."""
+"""What every request meets: hosts, origins and the token, limits, the thread of the model, counts for Prometheus."""
 
-import hashlib
+import asyncio
 import hmac
 import ipaddress
 import time
 import uuid
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
-from fastapi import FastAPI, Request
+import prometheus_client as prometheus
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import Response
 from fastapi.security import HTTPBearer
+from pydantic import TypeAdapter
+from pydantic_core import to_json
 from starlette.middleware.base import RequestResponseEndpoint
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect
 
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.serve.predictor import Limits, Predictor
 from ehrsequencing.serve.schemas import Problem
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
@@ -32,43 +39,6 @@ HEADERS = {
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
 }
 bearer = HTTPBearer(auto_error=False)
-
-
-@dataclass(frozen=True)
-class Limits:
-    """All limits of the server. With the defaults a network of the default size needs at most 2 s of CPU and 100 MB.
-
-    Attributes:
-        body_bytes: Size of a request's body.
-        held_bytes: Size of all bodies together that arrive or wait; one alone may be larger.
-        objects: JSON objects of a body, which cost up to 40 µs each; a FHIR resource has about nine, a row is one.
-        values: JSON values of a body.
-        rows: Rows of a record.
-        visits: Visits of a record.
-        explained: Rows of a record that is explained: each of its codes is removed once.
-        numbers: Risks in one answer: prediction times × causes × horizons.
-        waiting: Requests that may wait for the model; further ones are told to come back, and their bodies not read.
-        connections: Open connections.
-        seconds: How long a request may take to arrive, wait for its answer, and then read it: each as long.
-        idle_seconds: How long a connection may take to send the whole head of a request.
-        drain_seconds: How long open requests have to end when the server stops.
-        stale_days: A card gives no risk where the record's newest row is older.
-    """
-
-    body_bytes: int = 16 * 2**20
-    held_bytes: int = 64 * 2**20
-    objects: int = 40_000
-    values: int = 400_000
-    rows: int = 20_000
-    visits: int = 5_000
-    explained: int = 100
-    numbers: int = 200_000
-    waiting: int = 64
-    connections: int = 1024
-    seconds: float = 30.0
-    idle_seconds: int = 5
-    drain_seconds: int = 5
-    stale_days: float = 365.25
 
 
 @dataclass(frozen=True)
@@ -92,13 +62,11 @@ class Access:
         return scheme in ("http", "https") and "/" not in host and _without_port(host) in self.hosts
 
     def knows_token(self, given: str) -> bool:
-        """Whether the token is right; takes the same time wherever the two differ."""
+        """Whether the token is right; takes the same time wherever texts of one length differ."""
         if self.token is None:
             return True
-        digests = [
-            hashlib.sha256(text.encode("utf-8", "replace")).digest() for text in (given, self.token)
-        ]
-        return hmac.compare_digest(*digests)
+        both = (text.encode("utf-8", "replace") for text in (given, self.token))
+        return hmac.compare_digest(*both)
 
 
 def access_to(host: str, *, token: str | None, names: Iterable[str] = ()) -> Access:
@@ -208,3 +176,212 @@ async def _refuse_strangers(request: Request, access: Access) -> None:
             fix="send the header Authorization: Bearer TOKEN",
             headers={"WWW-Authenticate": "Bearer"},
         )
+
+
+# ---- what all paths use: the thread of the model, the bodies that are held, and counts -------------------------------
+
+
+Result = TypeVar("Result")
+JSON = "application/json"
+_METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH")
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 30)
+
+
+class ModelThread:
+    """One thread that calls the model, one request after another; for use from an event loop.
+
+    Args:
+        limits: How many requests may wait, and how long.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits, self.waiting = limits, 0
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="model")
+
+    async def run(self, call: Callable[[], Result]) -> Result:
+        """What a function returns, called in the thread of the model.
+
+        Raises:
+            Problem: Too many requests wait, or the answer takes too long; or what the function raises.
+        """
+        self.refuse_if_full()
+        self.waiting += 1
+        try:
+            future = asyncio.wrap_future(self._pool.submit(call))
+            return await asyncio.wait_for(future, self.limits.seconds)
+        except TimeoutError:
+            raise Problem(
+                503, "the answer took too long", fix="send fewer visits, or ask at last"
+            ) from None
+        finally:
+            self.waiting -= 1
+
+    def refuse_if_full(self) -> None:
+        """Refuse a further request.
+
+        Raises:
+            Problem: As many wait as may.
+        """
+        if self.waiting > self.limits.waiting:  # one of them is being answered
+            raise busy()
+
+    def close(self) -> None:
+        """Stop once what runs is answered."""
+        self._pool.shutdown(cancel_futures=True)
+
+
+def busy() -> Problem:
+    """The problem of a request that comes while there is too much to do."""
+    return Problem(503, "the server is busy", fix="ask again later", headers={"Retry-After": "1"})
+
+
+def refuse_costly(body: bytearray, limits: Limits) -> None:
+    """Refuse a body for its number of JSON values, before any of them becomes a Python object.
+
+    A value follows a comma or an opening bracket. Within texts these marks count too.
+
+    Raises:
+        Problem: There are too many.
+    """
+    objects = body.count(b"{")
+    values = objects + body.count(b"[") + body.count(b",")
+    if objects > limits.objects or values > limits.values:
+        raise Problem(
+            413,
+            f"more than {limits.objects:,} JSON objects or {limits.values:,} values",
+            where="body",
+            fix="leave out rows or resources that the model does not read",
+        )
+
+
+class Service:
+    """The parts of a running service.
+
+    Args:
+        predictor: Answers, in the model's thread.
+        paths: The paths that are counted by name; any other is counted as `other`.
+        clock: Gives the present moment, as records write it: the local time, without a zone.
+    """
+
+    def __init__(
+        self, predictor: Predictor, paths: tuple[str, ...], clock: Callable[[], datetime]
+    ) -> None:
+        self.predictor, self.model, self.paths = predictor, ModelThread(predictor.limits), paths
+        self.held_bytes = 0  # of all bodies that arrive or wait
+        self.clock = clock
+        self._registry = prometheus.CollectorRegistry()
+        self._requests = prometheus.Counter(
+            "ehrseq_requests", "Requests", ["path", "method", "status"], registry=self._registry
+        )
+        self._seconds = prometheus.Histogram(
+            "ehrseq_request_seconds",
+            "Time from a request's head to the end of its answer",
+            ["path"],
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+        waiting = prometheus.Gauge(
+            "ehrseq_waiting", "Requests that wait for the model", registry=self._registry
+        )
+        waiting.set_function(lambda: self.model.waiting)
+
+    def metrics(self) -> bytes:
+        """The counts. Labels are paths, methods and statuses, never anything of a request."""
+        return prometheus.generate_latest(self._registry)
+
+    def count_request(self, path: str, method: str, status: int, seconds: float) -> None:
+        """Count a request."""
+        path = path if path in self.paths else "other"
+        self._requests.labels(path, method if method in _METHODS else "other", str(status)).inc()
+        self._seconds.labels(path).observe(seconds)
+
+    def post(
+        self,
+        routes: APIRouter,
+        path: str,
+        body: Any,
+        answer: Callable[[Any], Any],
+        *,
+        reply: Any = dict[str, Any],
+        **settings: Any,
+    ) -> None:
+        """Add a path. Bodies are parsed and answered in the model's thread, so that the others need not wait.
+
+        Args:
+            routes: Where to add it.
+            path: The path.
+            body: The type of a body.
+            answer: Gets a body, and gives what is sent as JSON. Its docstring describes the path.
+            reply: The type of an answer, for the description.
+            settings: Of FastAPI.
+        """
+        shape_of_body, limits = TypeAdapter(body), self.predictor.limits
+
+        def answered(request: Request, text: bytearray) -> bytes:
+            if getattr(request.state, LEFT, False):
+                raise ClientDisconnect
+            refuse_costly(text, limits)
+            return to_json(answer(shape_of_body.validate_json(text)))
+
+        async def handle(request: Request) -> Response:
+            self.model.refuse_if_full()  # before its body is read
+            text = bytearray()
+            try:
+                await self._receive(request, text)
+                sent = await self.model.run(lambda: answered(request, text))
+            finally:
+                self.held_bytes -= len(text)
+            return Response(sent, media_type=JSON)
+
+        content = {JSON: {"schema": _inlined(shape_of_body.json_schema())}}
+        shape = _inlined(TypeAdapter(reply).json_schema(mode="serialization"))
+        routes.post(
+            path,
+            name=answer.__name__,
+            description=answer.__doc__,
+            response_class=Response,
+            responses={200: {"description": "The answer", "content": {JSON: {"schema": shape}}}},
+            openapi_extra={"requestBody": {"required": True, "content": content}},
+            **settings,
+        )(handle)
+
+    async def _receive(self, request: Request, body: bytearray) -> None:
+        """Add the parts of a request's body to `body`, which counts as held.
+
+        Raises:
+            Problem: It is too large, it comes too slowly, or the server holds too much.
+            ClientDisconnect: The client left before its end.
+        """
+        limits = self.predictor.limits
+        what = f"the body is larger than {limits.body_bytes:,} bytes"
+        too_large = Problem(413, what, fix="send a smaller one")
+        declared = request.headers.get("content-length", "")
+        if declared.isdigit() and int(declared) > limits.body_bytes:
+            raise too_large
+        try:
+            async with asyncio.timeout(limits.seconds):
+                async for part in request.stream():
+                    body += part
+                    self.held_bytes += len(part)
+                    if len(body) > limits.body_bytes:
+                        raise too_large
+                    if len(body) < self.held_bytes > limits.held_bytes:
+                        raise busy()
+        except TimeoutError:
+            raise Problem(
+                408, "the body came too slowly", headers={"Connection": "close"}
+            ) from None
+
+
+def _inlined(schema: dict[str, Any]) -> dict[str, object]:
+    """A JSON schema with its definitions in the places that name them."""
+    parts = schema.pop("$defs", {})
+
+    def inlined(node: Any) -> Any:
+        if isinstance(node, dict) and "$ref" in node:
+            return inlined(parts[node["$ref"].rpartition("/")[2]])
+        if isinstance(node, dict):
+            return {name: inlined(value) for name, value in node.items()}
+        return [inlined(value) for value in node] if isinstance(node, list) else node
+
+    return inlined(schema)
