@@ -16,8 +16,8 @@ for found in pkgutil.walk_packages(ehrsequencing.__path__, "ehrsequencing."):
     if found.name.split(".")[1] not in ("api", "cli", "__main__"):  # the doors open all rooms
         importlib.import_module(found.name)
 from pathlib import Path
-from ehrsequencing.prediction.predict import predict
-predict(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), at="last")
+from ehrsequencing.prediction.predict import Request, predict
+predict(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), Request(at="last"))
 """
 
 

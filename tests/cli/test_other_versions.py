@@ -4,8 +4,6 @@ import json
 import shutil
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.csv as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -94,12 +92,3 @@ def test_overwrite_names_the_version_too(sim_run: Path, sim_data: Path, sim_prep
     (run / "mine.txt").write_text("years of work")
     assert SAYS in refused("export", sim_run, "--out", run, "--overwrite")
     assert (run / "mine.txt").is_file()
-
-
-@pytest.mark.parametrize("ending", ["csv", "parquet"])
-def test_overwrite_names_the_version_of_predictions(sim_run: Path, sim_data: Path, tmp_path: Path, ending: str) -> None:
-    older, names = tmp_path / f"risks.{ending}", ("subject_id", "prediction_time", "cause", "horizon_days", "risk")
-    table = pa.table({name: pa.array([], pa.string()) for name in (*names, "start_days")})
-    (pq.write_table if ending == "parquet" else pc.write_csv)(table, older)
-    line = refused("predict", sim_run, sim_data, "--out", older, "--overwrite")
-    assert "was made by ehrsequencing 1.x, which alone reads it (nothing was touched" in line

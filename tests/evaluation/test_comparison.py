@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 from ehrsequencing.evaluation import comparison as comparison_module, estimates as estimates_module
 from ehrsequencing.evaluation.comparison import Comparison, draw_subjects, fewer_draws
-from ehrsequencing.evaluation.curves import decision_rows, smooth_rows, spread_thresholds
+from ehrsequencing.evaluation.curves import spread_thresholds
 from ehrsequencing.evaluation.estimates import difference_rows, metric_estimates, nll_row, scope_estimates
 from ehrsequencing.evaluation.population import follow_up, smallest_g
 from ehrsequencing.metrics.accuracy import brier
@@ -123,49 +123,6 @@ def test_nll_interval_by_repeated_rows() -> None:
 
 
 # ---- curves ---------------------------------------------------------------------------------------------------------
-
-
-def test_right_risks_pass_against_chance_and_wrong_ones_do_not() -> None:
-    scope = world(8, 1500)
-    off = np.clip(1.7 * scope.risk["right"], 0, 0.95)
-    scope = replace(scope, risk={"right": scope.risk["right"], "off": off})
-    curves, metrics = smooth_rows(scope, CAUSES, models=["right", "off"], seed=0)
-    found = {
-        (r["model"], r["metric"]): r["value"] for r in metrics if (r["cause"], r["horizon_days"]) == ("outcome", 600)
-    }
-    assert found["right", "ks_p"] > 0.05
-    assert found["right", "ici"] < found["right", "ici_null"]
-    assert found["off", "ks_p"] == pytest.approx(1 / 201)
-    assert found["off", "ici"] > found["off", "ici_null"]
-    (curve,) = [c for c in curves if (c["model"], c["cause"], c["horizon_days"]) == ("off", "outcome", 600)]
-    middle = len(curve["predicted"]) // 2
-    assert curve["observed"][middle] == pytest.approx(curve["predicted"][middle] / 1.7, abs=0.06)
-    assert curve["n"] == 1500
-    assert curve["events"] == int(((scope.cause == 1) & (scope.duration_days <= 600)).sum())
-    assert all(x is None for x in curve["low"])
-
-
-def test_bands_of_a_smooth_curve_hold_it() -> None:
-    scope = world(9, 150, resamples=60, rows_each=2)
-    curves, metrics = smooth_rows(replace(scope, landmark_days=None), CAUSES, models=["right"], seed=0)
-    for curve in curves:
-        inside = [lo <= x <= hi for lo, x, hi in zip(curve["low"], curve["observed"], curve["high"], strict=True)]
-        assert np.mean(inside) > 0.9
-    names = {row["metric"] for row in metrics}
-    assert names == {"ici", "e50", "e90", "ks"}  # a subject has many rows: no comparison with chance
-
-
-def test_net_benefit_by_hand() -> None:
-    """Of ten followed to the end four have the event; at 1 in 5, six are flagged, three with it; all 6 times."""
-    duration, cause = np.r_[np.full(4, 50.0), np.full(6, 100.0)], np.r_[np.ones(4, int), np.zeros(6, int)]
-    risk = np.array([0.9, 0.5, 0.3, 0.1, 0.4, 0.25, 0.2, 0.1, 0.1, 0.05])[:, None, None]
-    duration, cause, risk = np.tile(duration, 6), np.tile(cause, 6), np.tile(risk, (6, 1, 1))
-    scope = Comparison(0.0, np.arange(60), duration, cause, np.array([80.0]), {"m": risk}, draw_subjects(60, 100, 0))
-    (row,) = decision_rows(scope, ["outcome"], models=["m"], thresholds=[0.2, 0.6])
-    assert row["net_benefit"] == pytest.approx([3 / 10 - 3 / 10 * 0.25, 1 / 10])
-    assert row["treat_all"] == pytest.approx([4 / 10 - 6 / 10 * 0.25, 4 / 10 - 6 / 10 * 1.5])
-    assert row["low"][0] <= row["net_benefit"][0] <= row["high"][0]
-    assert (row["n"], row["events"]) == (60, 24)
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=50))

@@ -287,3 +287,19 @@ def test_what_leaves_the_host_never_differs_by_few_people_between_two_nights(cou
         else:
             old = before["observed"] if isinstance(before["observed"], int) else 0
             assert after["observed"] - old >= 15
+
+
+@pytest.mark.parametrize("factor", [1.0, 18.0])
+def test_a_laboratory_that_changes_its_unit_is_named_by_the_drift_over_time(
+    run: Path, kept: Path, factor: float, tmp_path: Path
+) -> None:
+    """Sixty more people of a quarter ago, and sixty of the last four weeks, whose numbers are in another unit."""
+    rng, more = np.random.default_rng(3), list[Row]()
+    for person, day in enumerate(np.r_[rng.uniform(422, 448, 60), rng.uniform(513, 539, 60)].tolist(), start=1000):
+        number = float(rng.normal(10, 2)) * (factor if day > 500 else 1.0)
+        more += [Row(person, None, "SEX//F" if person % 2 else "SEX//M"), Row(person, at(day - 0.3), "LAB", number)]
+        more += [Row(person, at(day), "DISCHARGE")]
+    watch = watched(run, kept, until(540, tmp_path / "newest", [*ROWS, *more]), tmp_path)
+    is_named = "compare the units of LAB" in watch.since_last_quarter
+    assert is_named == watch.is_broken == (factor > 1)
+    assert (watch.action == "look") == watch.is_alarm == (factor > 1)

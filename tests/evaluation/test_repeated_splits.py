@@ -18,15 +18,11 @@ from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.repeated_splits import corrected_interval, repeated_splits, summarise
 from ehrsequencing.evaluation.rivals import Evaluated, fit_rivals
-from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.predictors.fit import AgeAndSex, Fitted
-from ehrsequencing.predictors.fitting_data import FittingData
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.results.result_types import place_of
 from ehrsequencing.simulate.dataset import simulate
-from helpers.command_line import ehrseq, refused
 from helpers.metrics_json import of_split
 from helpers.training import Interrupted
 
@@ -235,23 +231,3 @@ def test_what_cannot_be_split_is_said(run: Path, sim_data: Path, sim_task: TaskC
         repeated_splits(run, splits=3, data=tmp_path / "other", settings=QUICK)  # whatever is kept
     with pytest.raises(EhrseqError, match="prepared set has moved"):
         repeated_splits(run, splits=2, prepared=tmp_path / "nowhere")
-
-
-@pytest.mark.slow
-def test_from_the_shell_with_baselines(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def quick(kind: str, data: FittingData, **_: object) -> list[Fitted]:
-        return [] if kind == "none" else [Fitted(AgeAndSex(data), 1.0)]
-
-    monkeypatch.setattr("ehrsequencing.evaluation.rivals.fit_baselines", quick)
-    done = ehrseq("evaluate", run, "--splits", 2, "--split-seed", 7, "evaluation.bootstrap=0")
-    assert done.exit_code == 0, done.output
-    found = json.loads((run / "metrics.json").read_text())["repeated_splits"]
-    assert found["seeds"] == [7, 8]
-    rivals = {row["model"] for row in found["differences"]}
-    assert rivals == {"age + sex"}
-    assert {row["metric"] for row in found["differences"]} == {key for key, one in METRICS.items() if one.compared}
-    Run(run)
-    done = ehrseq("evaluate", run, "evaluation.bootstrap=0", "--baselines", "none")  # they stay with the run
-    assert done.exit_code == 0, done.output
-    assert json.loads((run / "metrics.json").read_text())["repeated_splits"] == found
-    assert "needs two" in refused("evaluate", run, "--splits", 1, "evaluation.bootstrap=0", "--baselines", "none")

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,9 +12,6 @@ from ehrsequencing.config import EvaluationConfig, StudyConfig, TaskConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.evaluate import evaluate
 from ehrsequencing.evaluation.score import score
-from ehrsequencing.prediction.predict import Request, predict
-from ehrsequencing.prediction.run import Run
-from ehrsequencing.predictors.from_file import nll_through
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting.terminal import metric_lines
 from helpers.command_line import ehrseq, refused
@@ -54,33 +50,6 @@ def test_a_file_of_our_risks_gets_the_numbers_of_evaluate(
     for part in ("smooth_calibration", "decision", "subgroups"):
         assert len(found[part]) == len(expected[part]) > 0
     assert "left out: they need the risks of 5 or more horizons" in " ".join(found["warnings"])
-
-
-@pytest.mark.parametrize("baselines", ["none", pytest.param("fast", marks=pytest.mark.slow)])
-def test_a_file_with_every_edge_of_the_grid_has_the_likelihood_of_the_run(
-    sim_run: Path, sim_data: Path, sim_prepared: Path, task: TaskConfig, tmp_path: Path, baselines: Any
-) -> None:
-    run, store = Run(sim_run), Prepared(sim_prepared)
-    edges = np.array(run.predictor.edges_days)
-    predict(sim_run, sim_data, tmp_path / "fine.csv.gz", Request(horizons_days=edges.tolist()))
-    settings = SETTINGS.model_copy(update={"baselines": baselines})
-    study = StudyConfig(evaluation=settings)
-    found, _ = score(tmp_path / "fine.csv.gz", sim_data, task, study=study, prepared=sim_prepared)
-    records = store.records("simulated", "held_out")
-    rows, source = records.rows, run.predictor
-    expected = nll_through(source.risk(records, edges), edges, rows)
-    nll = by_key(found["metrics"], "fine")[("ours", None, task.causes[0], None, "nll")]
-    assert nll["value"] == pytest.approx(expected.mean(), abs=1e-5)
-    within = rows.duration_days <= edges[-1]  # elsewhere the follow-up is cut
-    np.testing.assert_allclose(expected[within], source.nll(records)[within], atol=2e-3)
-    without = set(found["models"]) - {row["model"] for row in found["metrics"] if row["metric"] == "nll"}
-    assert without == {name for name in found["models"] if f"{name} has no NLL" in " ".join(found["warnings"])}
-    assert without <= {"Aalen–Johansen"}  # a curve with steps: flat where nobody in training had the event
-    assert any(row["metric"] == "ibs" for row in found["metrics"])
-    assert "follow-up cut at" in " ".join(found["warnings"])
-    if baselines == "fast":
-        gap = by_key(found["differences"], "-")[(found["strongest"], None, task.causes[0], None, "nll")]
-        assert gap["low"] < gap["value"] < gap["high"]
 
 
 def test_a_cox_model_of_another_library_is_scored(

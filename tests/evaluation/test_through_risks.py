@@ -6,9 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ehrsequencing.config import EvaluationConfig
 from ehrsequencing.core import arrays
-from ehrsequencing.evaluation.evaluate import evaluate
 from ehrsequencing.metrics.hazards import cumulative_incidence, hazards_through, horizon_nll
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.predictors.from_file import nll_through, risk_through
@@ -76,15 +74,6 @@ PARTS = (
 )
 
 
-def numbers(value: Any, **tolerance: float) -> Any:
-    """Every number of a result, in its place."""
-    if isinstance(value, dict):
-        return {name: numbers(inner, **tolerance) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [numbers(inner, **tolerance) for inner in value]
-    return pytest.approx(value, **tolerance, nan_ok=True) if isinstance(value, float) else value
-
-
 @pytest.mark.parametrize("at_once", [3, 50])
 def test_risks_of_parts_are_those_of_all(sim_run: Path, monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
     run, days = Run(sim_run), np.array([90.0, 365.25])
@@ -94,23 +83,3 @@ def test_risks_of_parts_are_those_of_all(sim_run: Path, monkeypatch: pytest.Monk
     assert len(list(in_parts(records))) > 2
     np.testing.assert_allclose(run.predictor.risk(records, days), whole, atol=2e-6)  # float32 in other batches
     np.testing.assert_allclose(whole, risk_of_rows(run.model, records, horizons_days=days), atol=2e-6)
-
-
-@pytest.mark.slow
-def test_an_evaluation_in_parts_and_files_has_the_same_numbers(sim_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files: the same bits. Parts: the network's float32 risks come from other batches, and their last bits differ.
-
-    A recalibration of 40 events amplifies that to 3e-6; rivals count in float64.
-    """
-    settings = EvaluationConfig(baselines="fast", bootstrap=10, explained_subjects=0)
-    whole = evaluate(sim_run, settings=settings)
-    with monkeypatch.context() as large:
-        large.setattr(arrays, "LARGE_BYTES", 8)
-        assert evaluate(sim_run, settings=settings) == whole
-    monkeypatch.setattr(arrays, "BLOCK_ROWS", 40)
-    parts = evaluate(sim_run, settings=settings)
-    assert parts.keys() == whole.keys()
-    for name in PARTS:
-        assert parts[name] == numbers(whole[name], rel=3e-5, abs=1e-6), name
-    of_rivals = [[row for row in one["metrics"] if row["model"] in whole["models"][1:]] for one in (whole, parts)]
-    assert of_rivals[1] == numbers(of_rivals[0], rel=1e-8, abs=1e-9)

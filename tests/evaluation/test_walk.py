@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import ehrsequencing as eh
-from ehrsequencing.config import DialectConfig, SplitsConfig
+from ehrsequencing.config import SplitsConfig
 from ehrsequencing.core.files import read_json
-from ehrsequencing.evaluation import walk
+from ehrsequencing.evaluation import pooling
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.repeated_splits import Again
 from ehrsequencing.prediction.run import Run
@@ -27,13 +27,13 @@ def again(sim_run: Path) -> Again:
 
 def test_windows_are_disjoint_and_everybody_in_them_can_be_followed(again: Again) -> None:
     horizon, end_us = 90.0, again.store.manifest["dataset_end_us"]
-    steps = walk._windows_of(again, horizon)
+    steps = pooling._windows_of(again, horizon)
     assert 2 <= len(steps) <= 5
     starts = [parse_date_us(step.study.splits.from_date or "") for step in steps]
     assert starts == sorted(set(starts))
     assert [step.until_us for step in steps[:-1]] == starts[1:]
     latest = again.run.task.landmarks[-1]
-    first_us = walk._first_indexes(again.store, "simulated")
+    first_us = pooling._first_indexes(again.store, "simulated")
     for step, start in zip(steps, starts, strict=True):
         inside = first_us[(first_us >= start) & (first_us < step.until_us)]
         assert len(inside) >= 40
@@ -44,7 +44,7 @@ def test_windows_are_disjoint_and_everybody_in_them_can_be_followed(again: Again
 
 
 def test_a_step_trains_on_nobody_whom_it_tests(again: Again, tmp_path: Path) -> None:
-    step = walk._windows_of(again, 90.0)[0]
+    step = pooling._windows_of(again, 90.0)[0]
     task = step.study.task
     assert task is not None
     prepare(again.records, tmp_path / "set", study=step.study, tasks=[task])
@@ -65,12 +65,12 @@ def test_sites_are_counted_by_people(tmp_path: Path) -> None:
     rows += [Row(1, moment(1), "A", encounter="south"), Row(2, moment(1), "A")]
     data = write_meds(tmp_path / "data", rows, shards=2, column="site")
     asked = SplitsConfig(by="site", column="site", held_out_sites=("north",))
-    assert sites_of(data, asked, DialectConfig()) == {"north": 20, "south": 11}
+    assert sites_of(data, asked) == {"north": 20, "south": 11}
 
 
 @pytest.mark.slow
 def test_a_walk_is_pooled_into_one_table(sim_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(walk.MOST_STEPS, "date", 3)
+    monkeypatch.setitem(pooling.MOST_STEPS, "date", 3)
     eh.evaluate(sim_run, walk="date", baselines="none", bootstrap=30, progress=False, report=False)
     found = read_json(sim_run / "walk" / "date" / "pooled.json")
     assert len(found["steps"]) == len(found["sites"]) >= 2
@@ -80,4 +80,4 @@ def test_a_walk_is_pooled_into_one_table(sim_run: Path, monkeypatch: pytest.Monk
 
 def test_a_run_without_sites_says_how_to_name_them(again: Again) -> None:
     with pytest.raises(eh.EhrseqError, match=r"which column names the site .*splits.by=site"):
-        walk._sites(again)
+        pooling._sites(again)

@@ -66,6 +66,7 @@ def test_a_patient_is_shown_and_a_code_is_struck(open_page: Opener, explorer_pag
     assert "predicted risk of" in text_of(shown, "#sentence")
     shown.keyboard.press("x")
     assert " without." in text_of(shown, "#edit")
+    assert not {"false", "null", "undefined"} & set(text_of(shown, "#edit").split())
     assert shown.locator("#curves .edit-mark").count() == len(read_page(explorer_page).about["horizons_days"])
     shown.keyboard.press("ArrowDown")
     shown.keyboard.press("x")

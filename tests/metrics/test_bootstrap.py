@@ -67,27 +67,6 @@ def test_four_rows_of_a_subject_are_not_four_subjects() -> None:
     assert spread(subjects) / spread(np.arange(600)) == pytest.approx(2.0, rel=0.2)
 
 
-@pytest.mark.parametrize(
-    ("n_cohorts", "n"), [(40, 150), pytest.param(500, 300, marks=pytest.mark.slow)], ids=["fast", "thorough"]
-)
-def test_intervals_cover(n_cohorts: int, n: int) -> None:
-    """95 % intervals of C, Brier and O/E hold the value of a very large uncensored cohort about 95 times in 100."""
-    rng = np.random.default_rng(99)
-    x = rng.normal(size=200_000)
-    time, risk = rng.exponential(2.0 * np.exp(-x)), 1.0 - np.exp(-0.5 * np.exp(x) * 1.5)
-    truth = metric_table(time, np.ones(len(x), int), risk[:, None, None], [1.5])
-    covered: dict[str, list[bool]] = {"c": [], "brier": [], "oe": []}
-    for seed in range(n_cohorts):
-        arguments = survivors(seed, n)
-        (weights,) = bootstrap_subjects(np.arange(n), 200, seed)
-        table = metric_table(*arguments, weights=weights)
-        for name, hits in covered.items():
-            lower, upper = percentile_interval(table[name])
-            hits.append(bool(lower[0, 0] <= truth[name][0, 0] <= upper[0, 0]))
-    for name, hits in covered.items():
-        assert 0.95 - 3 * math.sqrt(0.05 * 0.95 / n_cohorts) - 0.02 <= np.mean(hits), name
-
-
 def test_percentile_interval_by_hand() -> None:
     samples = np.arange(101.0)[:, None] * [1.0, 2.0]
     lower, upper = percentile_interval(samples, level=0.9)

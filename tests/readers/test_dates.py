@@ -115,15 +115,6 @@ def test_a_column_is_read_right_or_refused(days: list[date], format: str) -> Non
     assert [t.date() for t in parse_times(text, how).to_pylist()] == days
 
 
-@given(st.datetimes(datetime(1950, 1, 1), datetime(2050, 1, 1)), st.integers(-14 * 60, 14 * 60))
-def test_a_zone_is_the_same_instant(utc: datetime, minutes: int) -> None:
-    utc = utc.replace(microsecond=0)
-    sign, (hours, rest) = "-" if minutes < 0 else "+", divmod(abs(minutes), 60)
-    clock = (utc + timedelta(minutes=minutes)).isoformat()
-    texts = [f"{clock}{sign}{hours:02d}:{rest:02d}", f"{clock}.123{sign}{hours:02d}{rest:02d}", f"{utc.isoformat()}Z"]
-    assert parse_times(pa.chunked_array([texts])).to_pylist() == [utc] * 3
-
-
 ZONED = [
     {"person_id": 1, "condition_concept_id": 77, "condition_start_datetime": text}
     for text in ("2010-05-05T10:00:00+02:00", "2010-05-05T23:30:00-05:00", "2010-01-01T00:00:00Z")

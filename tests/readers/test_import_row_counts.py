@@ -10,8 +10,6 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from ehrsequencing.config import ImportConfig
-from ehrsequencing.readers.flat_table import import_csv
 from ehrsequencing.readers.table_files import open_table
 from helpers.command_line import ehrseq
 from helpers.omop import SMALL, Tables, write_csv
@@ -74,25 +72,6 @@ def test_a_stray_quote_in_a_file_without_quotes_loses_nothing(tmp_path: Path) ->
     import_omop(str(write_tables(omop_tables(rows), tmp_path / "csv")), tmp_path / "meds")
     made = row_counts(tmp_path / "meds")["condition_occurrence"]
     assert (made["rows_in"], made["rows_out"]) == (300, 300)
-
-
-QUOTING = {"R": csv.QUOTE_NONNUMERIC, "all": csv.QUOTE_ALL, "pandas": csv.QUOTE_MINIMAL}
-
-
-@pytest.mark.parametrize("quoting", QUOTING)
-def test_tabs_with_quotes_mean_the_same_as_commas(quoting: str, tmp_path: Path) -> None:
-    rows = [[1, "2015-01-01 10:00", 'I50 "acute"'], [2, "2016-01-01 10:00", "I51\t0"], [2, "2016-01-02 10:00", "I52"]]
-    (tmp_path / "map.yaml").write_text("subject: id\ntime: at\nevents:\n  - {code: DX, code_from: dx}\n")
-    for name, delimiter in (("tabs", "\t"), ("commas", ",")):
-        with open(tmp_path / name, "w", newline="") as file:
-            csv.writer(file, delimiter=delimiter, quoting=QUOTING[quoting]).writerows([["id", "at", "dx"], *rows])
-        import_csv(tmp_path / name, tmp_path / f"{name}_meds", settings=ImportConfig(map=tmp_path / "map.yaml"))
-    made, same = (
-        [r for p in sorted((tmp_path / f"{name}_meds/data").rglob("*.parquet")) for r in pq.read_table(p).to_pylist()]
-        for name in ("tabs", "commas")
-    )
-    assert made == same
-    assert {(r["subject_id"], r["code"]) for r in made} == {(1, 'DX//I50 "acute"'), (2, "DX//I51 0"), (2, "DX//I52")}
 
 
 def test_a_vocabulary_with_tabs_and_stray_quotes_keeps_every_concept(tmp_path: Path) -> None:

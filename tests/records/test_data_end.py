@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ehrsequencing.audit.data import Source
-from ehrsequencing.config import CensoringConfig, TaskConfig, load_study
+from ehrsequencing.config import TaskConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json
 from ehrsequencing.core.outputs import MANIFEST
@@ -195,15 +195,6 @@ def test_an_event_of_the_declared_day_is_an_event(tmp_path: Path) -> None:
         kept = Prepared(tmp_path / name)
         ends[name] = sum(int(kept.rows("t", split).cause.sum()) for split in ("train", "tuning", "held_out"))
     assert ends["declared"] == ends["found"] > 0
-
-
-def test_nobody_is_followed_past_the_datas_end(tmp_path: Path) -> None:
-    data = written(tmp_path / "data", people())
-    later = TASK.model_copy(update={"censoring": CensoringConfig(date="2030-01-01")})
-    prepare(data, tmp_path / "set", study=load_study(None), tasks=[later])
-    rows = Prepared(tmp_path / "set").rows("t", "train")
-    end_us = START + 600 * DAY_US
-    assert float((rows.prediction_us + rows.duration_days * DAY_US).max()) == pytest.approx(end_us, abs=1e6)
 
 
 def test_open_deaths_hide_no_stray_row_and_stray_rows_no_open_deaths() -> None:

@@ -177,25 +177,6 @@ def many(n: int = 200) -> list[Row]:
     return rows
 
 
-def test_splits_by_date_hold_out_the_later_indexes(tmp_path: Path) -> None:
-    data = write_meds(tmp_path / "data", many(), shards=3)
-    config = study("splits.by=date", "splits.from=2020-06-16")  # day 110
-    index = {"code": "IDX", "which": "every"}
-    tasks = [a_task(index=index, outcome={"out": "MEDS_DEATH"})]
-    found = split_of(data, tmp_path / "a", config, *tasks)
-    for subject, split in found.items():
-        first = subject if subject % 10 == 3 else subject + 1
-        assert (split == "held_out") == (first >= 110), subject
-    early = [split for split in found.values() if split != "held_out"]
-    assert 0.08 < early.count("tuning") / len(early) < 0.30  # .15 / .85; three standard errors are .11
-    assert split_of(data, tmp_path / "b", config, *tasks) == found
-    assert load_study(tmp_path / "a" / "config.yaml").splits == config.splits
-    later = a_task(index={**index, "after": "30d"}, outcome={"out": "MEDS_DEATH"})
-    assert list(split_of(data, tmp_path / "c", config, later).values()).count("held_out") > list(found.values()).count(
-        "held_out"
-    )
-
-
 def test_splits_by_date_ask_for_the_first_index_that_counts(tmp_path: Path) -> None:
     rows = [*record(1, "0 A, 1 IDX, 9 IDX, 12 A"), *record(2, "0 A, 1 OUT, 9 IDX, 12 A"), *record(3, "0 A, 9 A")]
     rows += record(4, "-3652.5 MEDS_BIRTH, 9 A, 10 IDX, 12 A")

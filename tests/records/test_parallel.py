@@ -137,12 +137,6 @@ def test_a_cluster_that_does_not_answer(sharded: Path, tmp_path: Path, monkeypat
     assert not (tmp_path / "set").exists()
 
 
-@pytest.mark.parametrize("text", ["", "dask", "dask://", "ray://a:1", "dask://a b"])
-def test_anything_else_is_no_engine(sharded: Path, tmp_path: Path, text: str) -> None:
-    with pytest.raises(EhrseqError, match="is no engine"):
-        prepare(sharded, tmp_path / "set", study=STUDY, tasks=[TASK], engine=text)
-
-
 def test_ranges_of_subjects_make_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many ranges the second pass goes through, and however the shards were cut."""
     made = []

@@ -118,21 +118,6 @@ def test_a_reader_sees_no_command_and_no_setting(metrics: dict[str, Any]) -> Non
     assert "splits.by=hash" in render(metrics)
 
 
-def test_the_card_says_whose_answer_a_blend_is_and_how_its_network_was_trained() -> None:
-    weights = [
-        {"cause": cause, "part": part, "value": value, "low": 0.0, "high": 1.0}
-        for cause in ("death", "other")
-        for part, value in (("network", 0.5), ("boosted visits", 0.3), ("landmark Cox", 0.2))
-    ]
-    parts = ["network", "boosted visits", "landmark Cox"]
-    metrics = complete() | {"blend": {"folds": 5, "parts": parts, "weights": weights, "tuning_nll": {}}}
-    metrics["checks"]["trained"] = "with the loss ranked, source 0123456789ab"
-    text = answer(metrics)
-    assert "for death of network 50%, boosted visits (boosted trees on the codes" in text
-    assert "landmark Cox (a Cox model of last values and counts of codes) 20%" in text
-    assert "Trained with the loss ranked, source 0123456789ab" in text
-
-
 def test_a_leak_and_too_few_events_are_said_first() -> None:
     leak = answer(example(oracle={**ORACLE, "beats_oracle_z": 3.1}))
     assert leak.index("This model is leaking") < leak.index("The model")

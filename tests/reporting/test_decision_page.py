@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from ehrsequencing.core.disclosure import enough_people, shareable_count
-from ehrsequencing.evaluation.context import QUESTIONS
+from ehrsequencing.core.disclosure import enough_people
 from ehrsequencing.reporting import panels, tables
 from ehrsequencing.reporting.pages import outcome_lines, render_outcomes
 from ehrsequencing.reporting.report import ANSWER, count_texts, render
@@ -210,42 +209,3 @@ def test_rare_outcomes_are_answered_together() -> None:
 
 def text_of(metrics: dict[str, Any]) -> str:
     return html.unescape(Page(render(metrics)).text)
-
-
-@pytest.mark.parametrize("trials", [0, 1234, None])
-def test_untold_tuning_trials_are_for_people_to_provide(trials: int | None) -> None:
-    metrics = complete()
-    metrics["checks"] = {**metrics["checks"], "tuning_trials": trials}
-    text, untold = text_of(metrics), trials is None
-    assert ("Tuning trials not told" if untold else f"Tuning trials {trials:,} ") in text
-    assert (" open: ".join(QUESTIONS["tuning_trials"]) in text) == untold
-    n = len(QUESTIONS)
-    assert f": {n - (not untold)} of {n} to be filled in by the authors" in text
-    short = html.unescape(Page(render(metrics, ANSWER)).text)
-    assert f"{n - (not untold)} of {n} questions are open" in short  # the same number on both pages
-
-
-def test_people_without_a_record_before_the_prediction_are_counted() -> None:
-    metrics = complete()
-    n = next(row["subjects"] for row in metrics["at_risk"] if row["landmark_days"] == 0)
-    row = {"landmark_days": 0.0, "subjects": n, "without_record_before": n // 2, "first_record_later": 3}
-    metrics["records_before"] = [row, {**row, "landmark_days": 365.25, "without_record_before": 0}]
-    text = (
-        text_of(metrics).split("Subjects who have no record before the prediction")[1].split("Counts from 1 to 10")[0]
-    )
-    assert "immortal time" in text
-    assert "at the index" in text
-    assert "1 year after" not in text
-    assert f"at the index {shareable_count(n // 2)} <11" in text
-    metrics["records_before"] = []
-    assert "immortal time" not in text_of(metrics)
-
-
-@pytest.mark.parametrize(("g", "is_said"), [(1.0, True), (0.99, False), (None, False)])
-def test_nothing_is_said_to_be_corrected_where_nobody_is_censored(g: float | None, is_said: bool) -> None:
-    metrics = complete(**WIDE)
-    for row in metrics["smallest_g"]:
-        row["g"] = g
-    page = render(metrics)
-    assert ("Nobody is censored before the last horizon" in page) == is_said
-    assert ("Some subjects leave before their outcome is known" in page) != is_said

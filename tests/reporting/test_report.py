@@ -324,24 +324,6 @@ def test_a_calibration_curve_stands_over_a_histogram_of_the_risks() -> None:
     assert heights[0] == pytest.approx(2 * heights[1], rel=0.01)
 
 
-def test_groups_of_other_sizes_are_called_by_their_shares() -> None:
-    assert figures.group_names([{"n": 30}] * 4)[0] == "lowest quarter"
-    assert figures.group_names([{"n": 150}, {"n": 40}, {"n": 40}]) == ["lowest 65%", "next 17%", "highest 17%"]
-    assert figures.group_names([{"n": 90}]) == ("everyone",)
-    assert figures.group_names([]) == ()
-
-
-def test_the_short_page_says_how_many_events_are_needed_and_what_acting_means() -> None:
-    answer = render(example(), "report.html")
-    assert "for O/E ± 0.2" in answer
-    assert "every ten parameters (Riley 2020)" in answer
-    m = complete(subjects=2000, seed=0)
-    names = [f"{name}{end}" for name in ("flagged", "sensitivity", "ppv") for end in ("", "_low", "_high")]
-    m["decision"] = [row | {name: [0.5] * len(row["thresholds"]) for name in names} for row in m["decision"]]
-    assert "evaluated for each event" in render(m, "report.html")
-    assert "2.0" in render(m)
-
-
 def test_each_row_of_the_checklist_is_true_of_the_page() -> None:
     """A section that is drawn is never called missing, and one that is not never said to be here."""
     full, bare = complete(), complete()

@@ -20,10 +20,10 @@ from ehrsequencing.evaluation.context import read_tripod
 from ehrsequencing.evaluation.evaluate import evaluate as evaluate_run
 from ehrsequencing.evaluation.external import validate
 from ehrsequencing.evaluation.outcome_table import Progress, evaluate_outcomes
+from ehrsequencing.evaluation.pooling import FOLDER as WALK, walk as walk_run
 from ehrsequencing.evaluation.repeated_splits import FIRST_SEED, add_splits, repeated_splits
 from ehrsequencing.evaluation.results import place_in_run, read_for_owner
 from ehrsequencing.evaluation.score import score as score_file
-from ehrsequencing.evaluation.walk import FOLDER as WALK, walk as walk_run
 from ehrsequencing.prediction.run import (
     Run,
     add_to_run,

@@ -40,8 +40,8 @@ def predict(
     from ehrsequencing.prediction.predict_some import predict_outcomes
     from ehrsequencing.reporting.risk_list import write_list
 
-    Request(**given).refuse_early(out, data)  # before a model is loaded
     opened, study = open_run(run, "predict", overrides, config)
+    Request(**given).refuse_early(out, data)  # before the model is loaded
     days = None if horizons is None else days_of(horizons.split(","), where="--horizons")
     given |= {"horizons_days": days, "facts": study.data, "limits": study.drift, "say": remark}
     if outcome or top is not None:

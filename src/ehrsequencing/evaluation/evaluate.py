@@ -37,11 +37,11 @@ from ehrsequencing.evaluation.estimates import (
     scope_estimates,
 )
 from ehrsequencing.evaluation.examples import SIMULATED_TRAJECTORIES, code_effects, trajectories
-from ehrsequencing.evaluation.model_rows import ModelRows
 from ehrsequencing.evaluation.oracle import TrueHazards, oracle_table, oracle_warnings, truth_of
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.rivals import (
     Evaluated,
+    ModelRows,
     declared,
     fit_rivals,
     likelihoods,

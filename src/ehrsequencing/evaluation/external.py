@@ -36,9 +36,9 @@ from ehrsequencing.prediction.run import Run, opened, refuse_shared
 from ehrsequencing.records.attrition import Tally
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.events import BIRTH, DEATH
-from ehrsequencing.records.meds import LateRows, MedsReader, data_name, is_simulation
+from ehrsequencing.records.meds import LateRows, MedsReader, data_name
 from ehrsequencing.records.people import People
-from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.records.prepared import Prepared, is_simulation
 from ehrsequencing.records.survey import survey
 from ehrsequencing.records.timelines import (
     ArrayAppender,

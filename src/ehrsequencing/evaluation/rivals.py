@@ -1,14 +1,31 @@
-"""What an evaluation is about, and the models beside it: baselines on the same training subjects, parts of a blend."""
+"""What an evaluation is about, the models beside it, and the rows on which they are compared."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ehrsequencing.config import EvaluationConfig, StudyConfig, TaskConfig
-from ehrsequencing.core.arrays import Floats
-from ehrsequencing.evaluation.comparison import NETWORK, OURS
+from ehrsequencing.config import EvaluationConfig, StudyConfig, TaskConfig, format_days
+from ehrsequencing.core.arrays import Floats, Ints, selected
+from ehrsequencing.evaluation.comparison import (
+    NETWORK,
+    OURS,
+    Comparison,
+    draw_subjects,
+    fewer_draws,
+)
+from ehrsequencing.evaluation.dropout import (
+    Dropout,
+    HistoryClock,
+    Pieces,
+    fit_dropout,
+    history_covariates,
+)
+from ehrsequencing.evaluation.population import Population, Weights, days_since_first_index, people
+from ehrsequencing.metrics.hazards import expected_events, mean_inverse
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.predictors.blend import STACKED
 from ehrsequencing.predictors.boosted import BoostedVisits
@@ -212,3 +229,157 @@ def likelihoods(
         else:
             notes.append(f"{name} has no NLL: an event falls where its curve is flat.")
     return found, notes
+
+
+# ---- the rows: a table for each landmark, and one for all prediction times together ----
+
+
+@dataclass
+class ModelRows:
+    """Makes the tables of one evaluation.
+
+    Attributes:
+        population: Who is evaluated.
+        task: The question.
+        settings: Resamples, seed.
+        horizons_days: (H,) of the task.
+        knots_days: (K,) days by which risks are known.
+        without_hazards: Models with risks alone.
+        train: Training subjects, where weights come from them, and when their records end by design.
+        dropout: What was found of leaving; weights go by it where that depends on the history.
+    """
+
+    population: Population
+    task: TaskConfig
+    settings: EvaluationConfig
+    horizons_days: Floats
+    knots_days: Floats
+    without_hazards: Collection[str]
+    train: tuple[TaskRecords, int] | None = None
+    dropout: Dropout | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.records, self.rows = self.population.records, self.population.records.rows
+
+    def learn_dropout(self, risks: Mapping[str, Floats], vocabulary: Vocabulary) -> None:
+        """Fit leaving given the history and the risks; nothing where weights come from elsewhere or nobody leaves."""
+        subject, duration = self.rows.subject, self.rows.duration_days
+        cause = self.weights.dropout
+        pieces = Pieces.of_rows(subject, days_since_first_index(self.rows), duration, cause)
+        if self.train is None and pieces.matter(duration, self.horizons_days[-1]):
+            x = history_covariates(self.records, vocabulary, risks)
+            self.dropout = fit_dropout(pieces, x, seed=self.settings.seed)
+
+    @property
+    def is_by_history(self) -> bool:
+        """Whether weights go by the history."""
+        return self.dropout is not None and self.dropout.is_by_history
+
+    def comparisons(
+        self, risks: Mapping[str, Floats], days: Floats, *, marginal: bool = False
+    ) -> Iterator[Comparison]:
+        """Rows that are compared together, with the risks by `days`: the horizons, or a grid, which is not copied.
+
+        Args:
+            risks: Model → (R, causes, knots).
+            days: Some of the knots.
+            marginal: Whether weights take leaving for independent of the history, whatever was found.
+        """
+        at_landmarks = [(days, self.records.at_landmark(days)) for days in self.task.landmarks]
+        places: list[tuple[float | None, Ints]] = [(one, at) for one, at in at_landmarks if len(at)]
+        whole = any(len(at) == len(self.rows) for _, at in places)
+        if not (self.population.only_landmarks or whole):
+            places.append((None, np.arange(len(self.rows))))
+        column = np.searchsorted(self.knots_days, days)
+        for place, at in places:
+            rows = slice(None) if place is None else at
+            clock = None if marginal else self._clock(at)
+            yield Comparison(
+                place,
+                self.rows.subject[at],
+                self.rows.duration_days[at],
+                self.rows.cause[at].astype(np.int64),
+                days,
+                {name: selected(risk, rows, column) for name, risk in risks.items()},
+                fewer_draws(self._draws, len(at)),
+                self.weights.at(place, at) if clock is None else clock,
+                self.weights.potential[at],
+                self._expected(risks, rows, clock) if days is self.horizons_days else {},
+                not self.without_hazards,
+            )
+
+    def warnings(self, comparisons: Iterable[Comparison]) -> list[str]:
+        """What a reader must know of leaving."""
+        if not self.is_by_history or self.dropout is None:
+            return []
+        low, high = self.dropout.low, self.dropout.high
+        found = [
+            f"Drop-out depends on what is known of people (rate ratio {self.dropout.ratio:.2f} per standard deviation, "
+            f"{low:.2f} to {high:.2f}). All numbers are weighted by it, and the details show those without. What "
+            "depends on something unrecorded cannot be made good."
+        ]
+        for one in comparisons:
+            clock, where = one.censoring, one.where
+            if not isinstance(clock, HistoryClock):
+                continue
+            few = [format_days(days) for days in clock.refused_days]
+            if few:
+                found.append(
+                    f"No number by {', '.join(few)} {where}: of those still at risk, more than 1% had a chance below "
+                    "5% of being followed so long, or fewer than ten events carry the weights."
+                )
+            capped = clock.capped(one.duration_days, float(self.horizons_days[-1]))
+            if capped:
+                counted = people(capped)
+                found.append(
+                    f"{counted} prediction times {where} would weigh more than 20, and weigh 20."
+                )
+        return found
+
+    def _clock(self, at: Ints) -> HistoryClock | None:
+        """G of some rows by their histories; None where leaving does not depend on them."""
+        if self.dropout is None or not self.dropout.is_by_history:
+            return None
+        clock = self.weights.clock
+        since = days_since_first_index(self.rows)[at]
+        made = HistoryClock(
+            clock.dropout, clock.support_days, since, self.dropout.paths, self.rows.subject[at]
+        )
+        duration, cause = self.rows.duration_days[at], self.rows.cause[at].astype(np.int64)
+        return made.refused(self.horizons_days, duration, cause)
+
+    def _expected(
+        self, risks: Mapping[str, Floats], rows: Ints | slice, clock: HistoryClock | None
+    ) -> dict[str, Floats]:
+        """Model → (r, causes, horizons), events that it expects of each row while it is under observation."""
+        start, late = self.task.blanking, np.flatnonzero(self.knots_days > self.task.blanking)
+        knots, duration = self.knots_days[late], self.rows.duration_days[rows]
+        inverse = None
+        if clock is not None:
+            inverse = mean_inverse(clock, knots, duration_days=duration, start_days=start)
+        expects: Callable[..., Floats] = partial(
+            expected_events,
+            knots_days=knots,
+            duration_days=duration,
+            horizons_days=self.horizons_days,
+            start_days=start,
+            inverse=inverse,
+        )
+        return {
+            name: expects(selected(risk, rows, late))
+            for name, risk in risks.items()
+            if name not in self.without_hazards
+        }
+
+    @cached_property
+    def _draws(self) -> NDArray[np.uint8]:
+        people = len(self.records.timelines)
+        return draw_subjects(people, self.settings.bootstrap, self.settings.seed)
+
+    @cached_property
+    def weights(self) -> Weights:
+        """G of drop-out that is independent of the history."""
+        train, cut_us = self.train or (None, None)
+        if cut_us is None:
+            return Weights(self.population, self.task, train=None)
+        return Weights(self.population, self.task, train=train, train_cut_us=cut_us)

@@ -23,7 +23,8 @@ from ehrsequencing.records.codes import (
 from ehrsequencing.records.deaths import TERMS
 from ehrsequencing.records.events import BIRTH, DAY_US, DEATH, FOLLOW_UP, MOVED
 from ehrsequencing.records.follow_up import LONG_DAYS, MOST
-from ehrsequencing.records.meds import MedsReader, is_simulation
+from ehrsequencing.records.meds import MedsReader
+from ehrsequencing.records.prepared import is_simulation
 from ehrsequencing.records.survey import CodeCounts, Progress, Steps, survey
 
 FEWEST_NAMED = 5  # subjects of a code that is named though no metadata lists it

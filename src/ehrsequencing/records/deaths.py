@@ -75,7 +75,9 @@ def settle_deaths(events: Events, fixes: Counter[str]) -> Events:
     death_us = first_time(events, events.is_code(DEATH), events.subjects[1], len(events.starts))
     row_us = death_us[events.subjects[1]]
     is_later = (row_us != STATIC) & (events.time_us // DAY_US > row_us // DAY_US)
-    is_later &= _is_present(events) & ~events.is_code(DEATH)
+    # rows with a clock that say that their person was there
+    is_later &= _present(events.codes)[events.code] & ~_is_day(events.time_us)
+    is_later &= ~events.is_code(DEATH)
     if not is_later.any():
         return events
     filled_us = filled_period(death_us)[1][events.subjects[1]]
@@ -90,7 +92,10 @@ def settle_deaths(events: Events, fixes: Counter[str]) -> Events:
     stated = np.array([bool(_STATED.fullmatch(code)) for code in events.codes])[events.code]
     stated &= abs(events.time_us - row_us) <= AGREE_DAYS * DAY_US
     agrees = np.bincount(events.subjects[1][stated], minlength=len(death_us)) > 0
-    doubtful = (_days_present(events, is_later) > 1) & ~agrees
+    later = np.flatnonzero(is_later)
+    who = events.subjects[1][later]
+    days = who[opens_run(who, events.time_us[later] // DAY_US)]  # of presence
+    doubtful = (np.bincount(days, minlength=len(death_us)) > 1) & ~agrees
     fixes["doubtful_death"] += int(doubtful.sum())
     is_death = events.is_code(DEATH) & (events.time_us != STATIC)
     time_us = np.where(is_death & is_moved[events.subjects[1]], row_us, events.time_us)
@@ -115,17 +120,9 @@ def _date(events: Events, is_death: Bools, fixes: Counter[str]) -> Events:
     return events.take(np.lexsort((events.time_us, events.subject_id)))
 
 
-def _is_present(events: Events) -> Bools:
-    """(n,) rows with a clock that say that their person was there."""
-    clock = ~np.isin(events.time_us % DAY_US, (0, DAY_US - SECOND_US))
-    return np.asarray(_present(events.codes)[events.code] & clock)
-
-
-def _days_present(events: Events, chosen: Bools) -> Ints:
-    """(S,) on how many days each subject has any of the chosen rows."""
-    rows, subject = np.flatnonzero(chosen), events.subjects[1]
-    rows = rows[opens_run(subject[rows], events.time_us[rows] // DAY_US)]
-    return np.bincount(subject[rows], minlength=len(events.starts))
+def _is_day(time_us: Ints) -> Bools:
+    """(n,) whether a time is at the start or the last second of its day, as dates without a clock are."""
+    return np.isin(time_us % DAY_US, (0, DAY_US - SECOND_US))
 
 
 def filled_period(time_us: Ints) -> tuple[Ints, Ints]:
@@ -133,7 +130,7 @@ def filled_period(time_us: Ints) -> tuple[Ints, Ints]:
 
     Elsewhere both are the time.
     """
-    is_date = np.isin(time_us % DAY_US, (0, DAY_US - SECOND_US)) & (time_us != STATIC)
+    is_date = _is_day(time_us) & (time_us != STATIC)
     day = np.where(is_date, time_us // DAY_US, 1).astype("datetime64[D]")
     month, year = day.astype("datetime64[M]"), day.astype("datetime64[Y]")
     start, stop = (one.astype("datetime64[D]") for one in (year, year + 1))
@@ -183,7 +180,7 @@ def keep_lifetimes(
     birth_us = first_time(events, is_birth & is_sound, row, n)[row]
     death_us = first_time(events, is_death & is_sound, row, n)[row]
     # a date is at the start or, after an import, at the last second of its day
-    dated = timed & np.isin(time_us % DAY_US, (0, DAY_US - SECOND_US))
+    dated = timed & _is_day(time_us)
     inside_us = within_life(time_us, dated, birth_us, death_us)
     fixes["life_day"] += int((inside_us != time_us).sum())
     time_us, events = inside_us, replace(events, time_us=inside_us)

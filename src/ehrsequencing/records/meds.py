@@ -17,13 +17,10 @@ import numpy as np
 from ehrsequencing.config import DataConfig, StudyConfig, ValuesConfig
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import read_json, sha256
+from ehrsequencing.core.files import read_json
 from ehrsequencing.core.outputs import (
     MANIFEST,
-    SIMULATION,
-    is_json_of,
     read_manifest,
-    read_sealed,
     require_unchanged,
 )
 from ehrsequencing.records.codes import CodeMatcher
@@ -81,7 +78,6 @@ OPEN_DAY, OPEN_GAP_DAYS = 29_220, 3652  # 2050-01-01
 MIN_US = int(datetime(1901, 1, 1, tzinfo=UTC).timestamp()) * SECOND_US
 _YEAR_1_US = int(datetime(1, 1, 1, tzinfo=UTC).timestamp()) * SECOND_US
 _EDITED = f"fetch or import it again; if you changed the data on purpose, remove its {MANIFEST}"
-_IMPORT_OF = {"csv": "csv", "tsv": "csv", "parquet": "csv", "ndjson": "fhir", "json": "fhir"}
 
 
 # ---- the files -------------------------------------------------------------------------------------------------------
@@ -112,17 +108,18 @@ def find_shards(data: Path) -> list[Path]:
 
 def _import_of(source: Path) -> str | None:
     """The import that reads a file or folder which is no MEDS data set; None for one that none reads."""
+    listed = os.listdir(source) if source.is_dir() else [source.name] if source.is_file() else []
+    names = {name.lower().removesuffix(".gz") for name in listed}
+    endings = {name.rpartition(".")[2] for name in names}
     kind = None
-    if source.is_file():
-        kind = _IMPORT_OF.get(source.name.lower().removesuffix(".gz").rpartition(".")[2])
-    elif source.is_dir():
-        names = {name.lower().removesuffix(".gz") for name in os.listdir(source)}
-        if any(name.partition(".")[0] == "person" for name in names):
-            kind = "omop"
-        elif {"patients.csv", "encounters.csv"} <= names:
-            kind = "synthea"
-        elif MANIFEST not in names and any(name.endswith((".ndjson", ".json")) for name in names):
-            kind = "fhir"
+    if any(name.partition(".")[0] == "person" for name in names):
+        kind = "omop"
+    elif {"patients.csv", "encounters.csv"} <= names:
+        kind = "synthea"
+    elif MANIFEST not in names and endings & {"ndjson", "json"}:
+        kind = "fhir"
+    elif source.is_file() and endings & {"csv", "tsv", "parquet"}:
+        kind = "csv"
     more = " --map map.yaml" if kind == "csv" else ""
     return f"make one with ehrseq import {kind} {source}{more} meds" if kind else None
 
@@ -272,25 +269,6 @@ def data_name(data: Path) -> str:
     """What the data set calls itself, else its folder's name."""
     name = read_card(data).get("dataset_name")
     return name if isinstance(name, str) and name else data.name
-
-
-def simulation_faults(data: Path, *, parts: Sequence[str] = ("data/", "truth")) -> list[str] | None:
-    """Files of a simulation that its manifest does not list as they are; None where there is no such manifest."""
-    if not is_json_of(data / MANIFEST, SIMULATION):
-        return None
-    files = read_sealed(data / MANIFEST).get("files", {})
-    named = {data / name: files[name] for name in files if name.startswith(tuple(parts))}
-    found = {*named, *(find_shards(data) if "data/" in parts else ())}
-    return sorted(
-        path.relative_to(data).as_posix()
-        for path in found
-        if not path.is_file() or sha256(path) != named.get(path)
-    )
-
-
-def is_simulation(data: Path) -> bool:
-    """Whether records are a simulation's: its manifest names them all, and they and its truth are as it says."""
-    return simulation_faults(data) == []
 
 
 def refuse_scattered(ids: list[Ints], shards: list[Path]) -> None:

@@ -46,11 +46,10 @@ from ehrsequencing.records.meds import (
     find_shards,
     parquet_files,
     read_card,
-    simulation_faults,
 )
 from ehrsequencing.records.outcomes import choose_outcomes
 from ehrsequencing.records.people import PEOPLE, measures_to_keep
-from ehrsequencing.records.prepared import SECTIONS, Prepared, write_reference
+from ehrsequencing.records.prepared import SECTIONS, Prepared, simulation_faults, write_reference
 from ehrsequencing.records.scales import number_warnings
 from ehrsequencing.records.shards import (
     CODES,

@@ -8,6 +8,7 @@ PREPARED/people.json                   what the training people are like
 PREPARED/reference.json  reference/    made-up people, and their arrays
 """
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
@@ -16,13 +17,22 @@ import numpy as np
 
 from ehrsequencing.config import StudyConfig, TaskConfig, VisitsConfig, load_study, load_task
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import digest, read_json, write_json
-from ehrsequencing.core.outputs import PREPARED, read_manifest, require_facts
+from ehrsequencing.core.files import digest, read_json, sha256, write_json
+from ehrsequencing.core.outputs import (
+    MANIFEST,
+    PREPARED,
+    SIMULATION,
+    is_json_of,
+    read_manifest,
+    read_sealed,
+    require_facts,
+)
 from ehrsequencing.records.account import Attrition, Reference
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.cohort import CohortRows
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
 from ehrsequencing.records.events import BIRTH, DAY_US, Events
+from ehrsequencing.records.meds import find_shards
 from ehrsequencing.records.outcomes import read_outcomes
 from ehrsequencing.records.splits import cut_us
 from ehrsequencing.records.timelines import (
@@ -143,6 +153,25 @@ class Prepared:
             return records
         events = open_arrays(OutcomeEvents, self.folder / "tasks" / task / split)
         return TaskRecords(records.timelines, records.rows, events)
+
+
+def simulation_faults(data: Path, *, parts: Sequence[str] = ("data/", "truth")) -> list[str] | None:
+    """Files of a simulation that its manifest does not list as they are; None where there is no such manifest."""
+    if not is_json_of(data / MANIFEST, SIMULATION):
+        return None
+    files = read_sealed(data / MANIFEST).get("files", {})
+    named = {data / name: files[name] for name in files if name.startswith(tuple(parts))}
+    found = {*named, *(find_shards(data) if "data/" in parts else ())}
+    return sorted(
+        path.relative_to(data).as_posix()
+        for path in found
+        if not path.is_file() or sha256(path) != named.get(path)
+    )
+
+
+def is_simulation(data: Path) -> bool:
+    """Whether records are a simulation's: its manifest names them all, and they and its truth are as it says."""
+    return simulation_faults(data) == []
 
 
 # ---- reference records: made-up people whose risks a run keeps ----

@@ -158,12 +158,12 @@ function drawEdit() {
   if (!struck) return box.replaceChildren(el("p", {}, el("s", {}, shortened(names, 200)), " ", unanswered()));
   const without = struck[state.cause][state.horizon], why = unlikeness(), isSum = state.struck.size > 1;
   box.classList.toggle("unlike", Boolean(why));
-  box.replaceChildren(
+  box.replaceChildren(...[
     el("p", {}, el("s", {}, shortened(names, 200)), ` add${state.struck.size > 1 ? "" : "s"} ${isSum ? "about " : ""}`, changeMark(risk - without),
       ` points to the risk within ${horizonWords()}: ${percent(risk)} with, `, el("b", {}, percent(without)), " without."),
     isSum && el("p", { class: "why" }, "This adds what each does alone. Codes that act together differ."),
     why && el("p", { class: "why" }, `Read with caution: the edited record is unlike any seen, since ${why}.`),
-  );
+  ].filter(Boolean));
 }
 
 function unanswered() {
@@ -208,5 +208,5 @@ function drawMoved() {
   const rows = (found.rows ?? []).map(([name, points]) => el("tr", {}, el("th", { scope: "row" }, name), el("td", {}, changeMark(points))));
   const head = el("tr", {}, el("th", { scope: "col" }, "What"), el("th", { scope: "col" }, "Points"));
   box.replaceChildren(el("table", { class: "moves" }, el("thead", {}, head), el("tbody", {}, rows, sum)),
-    found.rows ? null ?? "" : el("p", { class: "muted" }, "This page splits the change at each patient's latest prediction only."));
+    found.rows ? "" : el("p", { class: "muted" }, "This page splits the change at each patient's latest prediction only."));
 }
