@@ -35,7 +35,7 @@ tests-of: .venv/dev
 
 # Kills, full disks and damaged files in great number, with what docs/reliability.md promises.
 test-faults: .venv/dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -rP -m "faults or not slow" tests/faults tests/core tests/prediction/test_run_files.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -rP -m "faults or not slow" tests/faults tests/core tests/prediction/test_run.py
 
 # An hour of training, predicting and serving: memory and descriptors must be flat (make soak SECONDS_OF_SOAK=300 for a look).
 soak: .venv/dev
