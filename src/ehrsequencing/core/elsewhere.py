@@ -180,9 +180,12 @@ def fits(value: Any, hint: Any) -> bool:
     (False, False, False, False, True)
     >>> fits(1, str | os.PathLike[str]), fits(Path("run"), str | os.PathLike[str])
     (False, True)
+    >>> fits({}, Mapping[str, str] | None), fits({}, str | None)
+    (True, False)
     """
     kinds = leaves(hint)
-    if not kinds <= {bool, int, float, str, NoneType, Any, os.PathLike} or Any in kinds:
+    takes_mapping = any(get_origin(one) is Mapping for one in (hint, *get_args(hint)))
+    if not kinds <= {bool, int, float, str, NoneType, os.PathLike} or takes_mapping:
         return True
     if isinstance(value, list | tuple):
         return bool not in kinds and all(fits(one, hint) for one in value)
