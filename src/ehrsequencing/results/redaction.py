@@ -244,23 +244,14 @@ def _data(data: dict[str, Any]) -> dict[str, Any]:
         name: {split: shareable_count(n) for split, n in whole[name].items() if split in large}
         for name in ("visits", "prediction_times")
     }
-    return {
-        "name": data["name"],
-        "simulated": data["simulated"],
-        **rows,
-        "subjects": _counts(data["subjects"]),
-    }
+    facts = {"name": data["name"], "simulated": data["simulated"]}
+    return {**facts, **rows, "subjects": _counts(data["subjects"])}
 
 
 def _attrition(steps: Sequence[Row]) -> list[dict[str, Any]]:
     # leaves out the indexes, which are people where each has one
-    return [
-        {
-            "step": step["step"],
-            **_counts({"subjects": step["subjects"], "excluded": step["excluded"]}),
-        }
-        for step in steps
-    ]
+    shown = ("step", "subjects", "excluded")  # a text stays as it is
+    return [_counts({name: step[name] for name in shown}) for step in steps]
 
 
 def _followed(row: Row, at_risk: Mapping[Any, int]) -> dict[str, Any]:
