@@ -41,32 +41,20 @@ _FEWEST_BETWEEN = 20  # difference of two rounded counts that is of 11 people or
 INDIVIDUAL = "metrics-individual.json"
 
 # What `metrics.json` has of a result: facts as they are, numbers rounded.
-_FACTS = (
-    "title",
+_MADE_BY = (
     "run",
     "weights",
     "made_of",
     "split",
     "created",
     "versions",
-    "task",
-    "question",
-    "causes",
-    "models",
-    "horizons_days",
-    "landmarks_days",
-    "main",
-    "table1",
-    "declared",
-    "estimators",
-    "strongest",
     "config",
-    "warnings",
     "score",
     "tripod",
-    "recalibrated_in_training",
-    "audit",
 )
+_ASKED = ("title", "task", "question", "causes", "horizons_days", "landmarks_days", "declared")
+_FOUND = ("main", "models", "table1", "estimators", "strongest", "warnings", "audit")
+_FACTS = (*_MADE_BY, *_ASKED, *_FOUND, "recalibrated_in_training")
 _EXTERNAL = ("data", "unmatched", "subjects", "seen_in_training", "people", "new_codes", "drift")
 Row = Mapping[str, Any]
 Rows = TypeVar("Rows")  # a type of the keys
@@ -256,23 +244,14 @@ def _data(data: dict[str, Any]) -> dict[str, Any]:
         name: {split: shareable_count(n) for split, n in whole[name].items() if split in large}
         for name in ("visits", "prediction_times")
     }
-    return {
-        "name": data["name"],
-        "simulated": data["simulated"],
-        **rows,
-        "subjects": _counts(data["subjects"]),
-    }
+    facts = {"name": data["name"], "simulated": data["simulated"]}
+    return {**facts, **rows, "subjects": _counts(data["subjects"])}
 
 
 def _attrition(steps: Sequence[Row]) -> list[dict[str, Any]]:
     # leaves out the indexes, which are people where each has one
-    return [
-        {
-            "step": step["step"],
-            **_counts({"subjects": step["subjects"], "excluded": step["excluded"]}),
-        }
-        for step in steps
-    ]
+    shown = ("step", "subjects", "excluded")  # a text stays as it is
+    return [_counts({name: step[name] for name in shown}) for step in steps]
 
 
 def _followed(row: Row, at_risk: Mapping[Any, int]) -> dict[str, Any]:
