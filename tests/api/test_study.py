@@ -63,7 +63,8 @@ def test_other_settings_of_the_evaluation_evaluate_again(study: Path) -> None:
     assert (back["made_of"], len(said)) == (first["made_of"], 1)
     done = ehrseq("evaluate", study / "out/run", "--split", "train", "--baselines", "none", "evaluation.bootstrap=0")
     assert done.exit_code == 0, done.output
-    assert "on train" in repr(eh.load(study / "out/run"))
+    shown = eh.load(study / "out/run")
+    assert "on train" not in repr(shown), "the held-out people's stays the run's own"
     assert rerun(study)[0]["split"] == "held_out"
     assert (study / "out/run/model.safetensors").read_bytes() == weights
 

@@ -149,7 +149,7 @@ def test_finished_splits_are_kept_and_interrupted_ones_go_on(
     (other / "splits" / "seed-1234" / "rows.json").write_text(json.dumps(edited))
     assert repeated_splits(other, splits=3, settings=QUICK) == table  # that split is made again
     summary = other / "splits" / "repeated_splits.json"
-    result = {"data": {"simulated": True}, "warnings": []}
+    result = {"data": {"simulated": True}, "warnings": [], "split": "held_out"}
     assert module.add_splits(Run(other), result)["repeated_splits"] == table
     for spoilt in (summary.read_text().replace('"splits": 3', '"splits": 30'), "[]", "{", '"text"'):
         summary.write_text(spoilt)

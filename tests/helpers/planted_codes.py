@@ -148,7 +148,7 @@ def consent_that_only_survivors_could_give() -> Records:
     return with_flag(0.1, 0.8)
 
 
-@planted(static_codes="warning")
+@planted(static_codes="warning", events_by_level="warning")
 def region_whose_codes_tell_little_one_by_one() -> Records:
     """Ten regions, five of the registers of deaths: no region alone has an AUC above .60, all together have .85."""
     rows, died, index, rng = hospital(subjects=900)

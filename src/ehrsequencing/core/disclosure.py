@@ -59,7 +59,7 @@ def shareable_rate(rate: float | None, people: int) -> float | None:
 
 
 class Share(NamedTuple):
-    """A share of people: as it may be shown, None where it is hidden, and between which limits it then lies."""
+    """A share of people: as it may be shown, None where it is hidden, and the limits that the shown counts leave it."""
 
     shown: float | None
     low: float
@@ -70,15 +70,22 @@ class Share(NamedTuple):
         """Of some of n people.
 
         >>> Share.of(37, 300), Share.of(3, 300).high
-        (Share(shown=0.117, low=0.117, high=0.117), 0.03333333333333333)
+        (Share(shown=0.117, low=0.11, high=0.123), 0.03333333333333333)
         """
         shown, few = shareable_rate(some / people, people), (SMALLEST_COUNT - 1) / nearest(people)
-        if shown is not None:
+        if shown in (0.0, 1.0):
             return cls(shown, shown, shown)
+        if shown is not None:
+            told = nearest(some)
+            least = SMALLEST_COUNT if told < 20 else told - 2  # 11 to 17 are told as 15
+            low, high = (round(count / nearest(people), 3) for count in (least, told + 2))
+            return cls(shown, low, high)
         return cls(None, 0.0, few) if some < SMALLEST_COUNT else cls(None, 1 - few, 1.0)
 
     def most_from(self, share: float) -> float:
         """How far it is from another share; of a hidden one, from that of nobody or of everybody."""
+        if self.shown is not None:
+            return abs(share - self.shown)
         return abs(share - (self.low if self.low == 0 else self.high))
 
     def near(self, share: float) -> float:

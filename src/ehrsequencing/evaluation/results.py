@@ -129,12 +129,12 @@ def add_result(result: Exact, run_folder: Path) -> None:
     Until the held-out people are evaluated, the newest result of another split is shown as the run's own, too.
     """
     places, own = [place_in_run(result["split"])], read_result(run_folder)
-    is_held_out = own is not None and own["split"] == HELD_OUT
-    if own is not None and not is_held_out:
-        earlier = place_in_run(own["split"]) + SHARED  # 2.0 wrote it into the run's own place alone
+    shown = "" if own is None else str(own.get("split", HELD_OUT))
+    if own is not None and shown != HELD_OUT:
+        earlier = place_in_run(shown) + SHARED  # 2.0 wrote it into the run's own place alone
         if not (run_folder / earlier).exists():
             add_to_run(run_folder, earlier, partial(write_shareable, content=own))
-    if places[0] and not is_held_out:
+    if places[0] and shown != HELD_OUT:
         places.append("")
     for place in places:
         for name, write in _files(result):
