@@ -276,7 +276,7 @@ def compare(
         *_codes(people, run, reference, parents, limits, is_cut=is_cut),
     ]
     unknown = Share.of(people.unknown_share, people.total)
-    size, is_alarm = unknown.most_from(0.0), unknown.low > MUCH_UNKNOWN
+    size, is_alarm = unknown.most_from(0.0), unknown.least > MUCH_UNKNOWN
     found.append(Difference("unknown", "unknown codes", size, None, unknown.shown, is_alarm))
     # where a whole kind of codes is missing, that makes histories short
     is_cut = is_cut and not any(one.kind == "kind" for one in found)
@@ -316,7 +316,7 @@ def _numbers(people: People, limits: DriftConfig) -> Iterator[Difference]:
         enough = n >= SMALLEST_COUNT and people.numbers[code] >= FEWEST_NUMBERS
         if enough and not in_groups[vocabulary.scale[vocabulary.index[code]]]:
             share = Share.of(people.outside[code], n)
-            most, is_alarm = share.high if share.low else 0.0, share.low > limits.numbers
+            most, is_alarm = share.most_from(0.0), share.least > limits.numbers
             size = rounded(max(most - USUAL, 0.0))
             yield Difference("numbers", code, size, USUAL, share.shown, is_alarm)
 
@@ -406,7 +406,7 @@ def _codes(
         if old := old_of.get(code):
             kind, beyond = "unit", usual
             name = changed_unit(old, code, is_gone=not people.subjects[old])
-        size, is_alarm = here.most_from(0.0), here.low > beyond
+        size, is_alarm = here.most_from(0.0), here.least > beyond
         yield Difference(kind, name, size, 0.0, here.shown, is_alarm)
 
 
