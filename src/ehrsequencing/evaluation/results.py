@@ -129,7 +129,9 @@ def add_result(result: Exact, run_folder: Path) -> None:
     Until the held-out people are evaluated, the newest result of another split is shown as the run's own, too.
     """
     places, own = [place_in_run(result["split"])], read_result(run_folder)
-    shown = "" if own is None else str(own.get("split", HELD_OUT))
+    # one that somebody has edited stays, whatever it is of
+    shown = HELD_OUT if own is None and (run_folder / SHARED).exists() else ""
+    shown = shown if own is None else str(own.get("split", HELD_OUT))
     if own is not None and shown != HELD_OUT:
         earlier = place_in_run(shown) + SHARED  # 2.0 wrote it into the run's own place alone
         if not (run_folder / earlier).exists():
