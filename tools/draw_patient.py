@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ehrsequencing.reporting.patient import Patient, patient_figure, patient_of
-from ehrsequencing.reporting.report import standalone
+from ehrsequencing.reporting.wording import environment
 from ehrsequencing.results.result_types import Trajectory
 
 HERE = Path(__file__).parents[1] / "docs" / "figures"
@@ -24,6 +24,16 @@ def at_visit(row: Trajectory, k: int) -> Patient:
         patient,
         visits=[visit for visit in patient.visits if visit["day"] <= patient.times_days[-1]],
     )
+
+
+def standalone(figure: str) -> str:
+    """A figure as an SVG file of its own, with the page's colours."""
+    parts = [
+        environment().get_template(f"{name}.css.jinja").render() for name in ("palette", "chart")
+    ]
+    style = f"<style>{''.join(parts)} svg {{ background: var(--bg); }}</style>"
+    head, _, rest = str(figure).partition(">")
+    return head.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1) + f">{style}{rest}"
 
 
 def rise(patient: Patient) -> float:

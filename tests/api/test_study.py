@@ -170,26 +170,6 @@ def test_overwrite_replaces_the_whole_study_and_nothing_that_somebody_changed(st
     assert done.stdout.splitlines()[-1].startswith(f"next    ehrseq predict {out / 'run'} ")
 
 
-def test_a_study_file_may_name_the_records_and_the_output(study: Path, tmp_path: Path) -> None:
-    out = study / "by-file"
-    lines = ["data: meds", "out: by-file", "evaluation: {baselines: none, bootstrap: 0, explained_subjects: 0}"]
-    lines += [
-        "training: {epochs: 1, blend: false, distillation: 0, device: cpu}",
-        "model: {dim: 16, heads: 2, layers: 1}",
-    ]
-    (study / "study.yaml").write_text("\n".join(lines))
-    config = ("--config", study / "study.yaml", "--task", study / "meds/task.yaml")
-    done = ehrseq("run", "training.seed=1", *config)
-    assert done.exit_code == 0, done.output
-    written = (out / "run/config.yaml").read_text()
-    assert "by-file" not in written
-    assert (eh.load(out / "run").study.training.seed, eh.load(out / "run").study.training.device) == (1, "cpu")
-    assert ehrseq("check", study / "meds", *config).exit_code == 0  # other commands ignore both
-    assert "needs the records and a folder" in ehrseq("run", "--task", study / "meds/task.yaml").stderr
-    given = ehrseq("run", study / "meds", "--out", tmp_path / "other", *config, "training.epochs=0")
-    assert "training.epochs" in given.stderr
-
-
 def test_a_device_that_is_not_there_is_refused(study: Path, tmp_path: Path) -> None:
     with pytest.raises(EhrseqError, match=r"training\.device: cuda:99 is not there"):
         eh.fit(study / "out/prepared", out=tmp_path / "run", device="cuda:99", progress=False, blend=False)

@@ -130,7 +130,6 @@ def everything(subjects: int, seed: int, kind: dict[str, Any]) -> dict[str, Any]
             "days": [0.0, horizon],
             "tick_days": [0.0, horizon / 2, horizon],
             "groups": groups,
-            "everyone": {**groups[0], "n": 123, "events": [0, 36], "at_risk": [123, 66, 12]},
         }
         for at in landmarks
         for cause in exact["causes"]
@@ -174,7 +173,7 @@ def moved(exact: Any, end: int, key: str = "") -> Any:
 def counted(exact: dict[str, Any]) -> dict[str, Any]:
     """The result with the curves and rates that its counts give in a cohort without drop-out."""
     for row in exact["incidence"]:
-        for group in (*row["groups"], row["everyone"]):
+        for group in row["groups"]:
             share = [events / group["n"] for events in group["events"]]
             group |= {"observed": share, "low": [0.9 * x for x in share], "high": [1.1 * x for x in share]}
     for row in exact["decision"]:

@@ -31,7 +31,7 @@ from ehrsequencing.explain import (
     subject_records,
 )
 from ehrsequencing.explain.record import encode_copies
-from ehrsequencing.explain.tables import CHANGE, OF_RANGE, explain_cohort, newest_numbers, sampled_people, value_effect
+from ehrsequencing.explain.tables import CHANGE, OF_RANGE, explain_cohort
 from ehrsequencing.prediction.predict import NewRecords
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.predictors.network import code_attention
@@ -162,37 +162,6 @@ def test_an_attribute_and_a_number_are_compared_with_another_value(runs: dict[st
         assert int(row["carriers"]) == shareable_count(len(risks))
     assert min(int(row["carriers"]) for row in rows.values()) >= 11
     assert all(int(row["carriers"]) <= 36 for row in rows.values() if row["against"] is None)
-
-
-@pytest.mark.parametrize("kind", ["network", "blend"])
-def test_the_effect_of_a_value_is_the_mean_risk_of_records_changed_in_place(
-    kind: str, runs: dict[str, Run], sim_data: Path
-) -> None:
-    question, records = Question.for_run(runs[kind]), NewRecords(runs[kind], sim_data)
-    people = sampled_people(records, 25)
-    assert len(people) == 25
-    by_code = newest_numbers(people)
-    code = max(by_code, key=lambda code: len(by_code[code]))
-    values, mean = value_effect(question, records, by_code, code)
-    newest, whole = [], []
-    for one in people:
-        events = one.record.events
-        is_code = events.code == one.code_number.get(code, -1)
-        own = np.flatnonzero(one.known_rows() & is_code & ~np.isnan(events.value))
-        if len(own):
-            newest.append(float(events.value[own[-1]]))
-            whole.append((one, own[-1]))
-    np.testing.assert_allclose(values[[0, -1]], np.percentile(newest, [5, 95]), rtol=1e-6)
-    for k in (0, 4, 8):
-        risks = []
-        for one, row in whole:
-            value = one.record.events.value.copy()
-            value[row] = values[k]
-            risks.append(changed(question, one, value=value))
-        assert mean[k] == pytest.approx(np.mean(risks), abs=1e-6)
-    assert np.ptp(mean) > 0
-    with pytest.raises(EhrseqError, match="fewer than 11 people"):
-        value_effect(question, records, {code: by_code[code][:10]}, code)
 
 
 def changed(question: Question, record: SubjectRecord, **arrays: Any) -> float:

@@ -19,7 +19,7 @@ from ehrsequencing.reporting.patient import (
     patient_figure,
     patient_of,
 )
-from ehrsequencing.reporting.report import ANSWER, pages, render, standalone
+from ehrsequencing.reporting.report import ANSWER, pages, render
 from helpers.metrics_json import MODELS, ORACLE, WIDE, complete, example
 from helpers.report_page import Page, svgs
 
@@ -278,9 +278,6 @@ def test_a_patient_is_drawn_with_words_for_codes_the_event_and_bands() -> None:
     assert "stroke later" in words(later)
     assert 'class="happened"' not in later
     assert "ended" in patient_figure(replace(PATIENT, censored=True), title="Patient A")
-    ElementTree.fromstring(standalone(figure))
-    assert "xmlns" in standalone(figure)
-    assert "var(--s0)" in standalone(figure)
 
 
 def test_the_first_record_of_a_code_is_marked() -> None:

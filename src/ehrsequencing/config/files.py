@@ -95,8 +95,6 @@ def load_study(
     """
     where = str(path) if path is not None else "settings"
     data = without_former(read_yaml(path)) if path is not None else {}
-    # `data` with a text names a folder, and with a mapping it is a section
-    data = {k: v for k, v in data.items() if not (k in PLACES and isinstance(v, str))}
     data = _overridden(data, overrides)
     given = data.get("evaluation") or {}
     if evaluation is not None and isinstance(given, dict):
@@ -105,12 +103,6 @@ def load_study(
     if path is None or study.task is None:
         return study
     return study.model_copy(update={"task": _located(study.task, path)})
-
-
-PLACES = (
-    "data",
-    "out",
-)  # of a study file, beside its settings: the folder of the records, and the output
 
 
 # Settings that have left since 2.0, which runs, prepared sets and study files of 2.0 name, with the value that asks for

@@ -6,14 +6,11 @@ Callers pass real numbers (an undefined estimate is None) and only counts that m
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-
 from ehrsequencing.config import DAYS_PER_YEAR
-from ehrsequencing.core.arrays import Floats
 from ehrsequencing.reporting.chart import Chart, Curve, Estimate, Figure, ticks
 from ehrsequencing.reporting.wording import duration, percent, percent_mark, plain, with_interval
 from ehrsequencing.results.result_types import IncidenceRow
@@ -261,77 +258,3 @@ def incidence(row: IncidenceRow[int | str]) -> Figure | None:
     return chart.svg(
         f"Observed and predicted incidence of {row['cause']} by risk group", "fig wide"
     )
-
-
-@dataclass(frozen=True)
-class Layer:
-    """A cause in a stack of incidences.
-
-    Attributes:
-        cause: Its name.
-        days: When its observed incidence is known.
-        low: (days,) the causes before it.
-        high: (days,) those, and it.
-        predicted: Mean predicted incidence of those and it, by all days of its row.
-    """
-
-    cause: str
-    days: Sequence[float]
-    low: Floats
-    high: Floats
-    predicted: Floats
-
-
-def stacked(rows: Sequence[Mapping[str, Any]]) -> list[Layer]:
-    """The incidences of the causes that are shown, each upon those before it; lines are straight where a day is hidden.
-
-    Args:
-        rows: The row of `incidence` of each cause at one landmark.
-    """
-    observed = [np.array(row["everyone"]["observed"], dtype=np.float64) for row in rows]
-    known = [np.flatnonzero(np.isfinite(one)) for one in observed]
-    parts = zip(rows, observed, known, strict=True)
-    shown = [(row, own, at) for row, own, at in parts if np.nansum(own) > 0]
-    end = min((at[-1] for _, _, at in shown), default=0)
-    low, predicted, layers = np.zeros(end + 1), np.zeros(1), list[Layer]()
-    for row, own, at in shown:
-        days = np.array(row["days"])
-        high = low + np.interp(days[: end + 1], days[at], own[at])
-        predicted = predicted + row["everyone"]["predicted"]
-        layers.append(Layer(row["cause"], days[: end + 1].tolist(), low, high, predicted))
-        low = high
-    return layers
-
-
-def stacked_incidence(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
-    """Observed cumulative incidences of all causes, stacked; dashed lines are the mean predicted ones.
-
-    Args:
-        rows: The row of `incidence` of each cause at one landmark of a redacted evaluation.
-
-    Returns:
-        The figure; None where no cause may be shown.
-    """
-    layers, horizon = stacked(rows), rows[0]["tick_days"][-1]
-    if not layers:
-        return None
-    per, unit = (DAYS_PER_YEAR, "years") if horizon >= DAYS_PER_YEAR else (1.0, "days")
-    top = min(1.0, 1.06 * float(max(layers[-1].high[-1], layers[-1].predicted[-1])) or 0.01)
-    chart = Chart(440, 260, (0, horizon / per), (0, top), right=120)
-    chart.y_axis("", percent_mark)
-    chart.x_axis(f"{unit} after the prediction", plain, [d / per for d in rows[0]["tick_days"]])
-    below = 0.0
-    for k, one in enumerate(layers):
-        x = [day / per for day in one.days]
-        chart.band(x, one.low.tolist(), one.high.tolist(), f"stack b{k % 7}")
-        chart.path([day / per for day in rows[0]["days"]], one.predicted.tolist(), "grey")
-        cells = percent(one.predicted[-1] - below), percent(one.high[-1] - one.low[-1])
-        chart.told.append(f"{one.cause}: predicted {cells[0]}, observed {cells[1]}")
-        chart.rows.append((one.cause, *cells))
-        below = one.predicted[-1]
-    chart.end_labels([((c.low[-1] + c.high[-1]) / 2, shorten(c.cause, 16)) for c in layers])
-    chart.columns = (
-        "cause",
-        *(f"{what} by {duration(horizon)}" for what in ("predicted", "observed")),
-    )
-    return chart.svg("Observed and predicted incidence of all causes, stacked")

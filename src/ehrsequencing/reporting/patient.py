@@ -102,7 +102,7 @@ def patient_figure(patient: Patient, *, title: str) -> Figure:
 
     Returns:
         The SVG (560 units wide), with the table of its numbers. It needs the page's style
-        (`templates/chart.css.jinja`); `report.standalone` makes a file of its own.
+        (`templates/chart.css.jinja`); `tools/draw_patient.py` makes a file of its own.
 
     Example:
         >>> patient = Patient([0.0, 90.0], [0.1, 0.2], 365.25, [180.0, 365.25], {"death": [0.1, 0.2]})

@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -253,26 +253,6 @@ def count_texts(m: Shared) -> dict[tuple[Any, ...], str]:
     }
 
 
-@cache
-def standalone(figure: str) -> str:
-    """A figure as an SVG file of its own, with the page's colours: for pictures in other documents.
-
-    Args:
-        figure: What a function of `reporting.figures` or `reporting.patient` returns.
-
-    Example:
-        >>> from ehrsequencing.reporting.chart import Chart
-        >>> standalone(Chart(100, 50, (0, 1)).svg("Empty"))[:43]
-        '<svg xmlns="http://www.w3.org/2000/svg" cla'
-    """
-    parts = [
-        environment().get_template(f"{name}.css.jinja").render() for name in ("palette", "chart")
-    ]
-    style = f"<style>{''.join(parts)} svg {{ background: var(--bg); }}</style>"
-    head, _, rest = str(figure).partition(">")
-    return head.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1) + f">{style}{rest}"
-
-
 def _clean(value: Any) -> Any:
     """Replace what no document may hold (control characters, half surrogates); NaN and infinity become undefined."""
     if isinstance(value, str):
@@ -315,11 +295,6 @@ def _details(m: Shared, scores: Scores, shown: Mapping[Any, str]) -> dict[str, o
                 for row in m["incidence"]
             ]
         ),
-        "stacked": [
-            panels.Panel("", panels.caption(rows[0], shown), figures.stacked_incidence(rows))
-            for rows in at_landmarks(m["incidence"] or [])
-            if len(rows) > 1
-        ],
         "tripod": tripod(m),
         "gap_forests": panels.gap_forests(scores, shown),
         "accuracy": scores.blocks("accuracy"),
@@ -336,12 +311,6 @@ def _details(m: Shared, scores: Scores, shown: Mapping[Any, str]) -> dict[str, o
         "audit": m["audit"],
         "settings": _flat(m["config"]),
     }
-
-
-def at_landmarks(rows: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
-    """The rows of each landmark."""
-    landmarks = dict.fromkeys(row["landmark_days"] for row in rows)
-    return [[row for row in rows if row["landmark_days"] == one] for one in landmarks]
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:

@@ -27,7 +27,6 @@ from ehrsequencing.results.result_types import (
     CHECKS,
     COUNTS,
     RATES,
-    Audit,
     DecisionRow,
     Exact,
     Shared,
@@ -108,7 +107,6 @@ def redact(result: Exact | Shared, *, decimals: bool = True) -> Shareable[Shared
             {
                 **row,
                 "groups": [_risk_group(group) for group in row["groups"]],
-                "everyone": _risk_group(row["everyone"]),
             }
             for row in exact["incidence"]
         ],
@@ -163,7 +161,7 @@ def owners_part(result: Exact | Shared) -> dict[str, Any]:
     return {**curves, "trajectories": result["trajectories"], "is_owners": True}
 
 
-def redact_audit(result: Audit[int]) -> Shareable[SharedAudit]:
+def redact_audit(result: Row) -> Shareable[SharedAudit]:
     """Redact an audit, whose checks have hidden few people in their words: the counts of what was tested."""
     checks = [{**one, "tested": _counts(one["tested"])} for one in result["checks"]]
     return Shareable({**result, "checks": checks})
@@ -310,10 +308,6 @@ def _risk_group(group: Row) -> dict[str, Any]:
     The curve is that of rounded counts: it rises where the rounded count of events does.
     """
     n, counts = group["n"], group["events"]
-    if n < SMALLEST_COUNT:  # of everyone, where they are so few
-        hidden = [None] * len(counts)
-        curves = dict.fromkeys(("predicted", "observed", "low", "high"), hidden)
-        return {**curves, "n": _counts(n), "at_risk": _counts(group["at_risk"])}
     places = [nearest(had) for had in counts]
     first = [places.index(place) for place in places]  # the day of each step
     factor = [
