@@ -298,7 +298,7 @@ def test_the_same_call_gives_the_same_result(call: str, result_of: Callable[[Any
 
 Arguments = dict[str, Any]
 _QUICK: Arguments = {"bootstrap": 0, "baselines": "none", "report": False, "progress": False}
-_EVALUATION = {"evaluation": {"bootstrap": 0, "baselines": "none", "explained_subjects": 0}}
+_EVALUATION = {"evaluation": {"bootstrap": 0, "baselines": "none"}}
 _ELSEWHERE: Arguments = {"data": "../meds"}
 _SCORE: Arguments = {
     "predictions": "risks.parquet",

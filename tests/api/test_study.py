@@ -16,7 +16,7 @@ TINY: dict[str, Any] = {
     "vocabulary": {"min_subjects": 5},
     "model": {"dim": 16, "heads": 2, "layers": 1},
     "training": {"epochs": 1, "min_steps": 4, "blend": False, "distillation": 0},
-    "evaluation": {"baselines": "none", "bootstrap": 0, "explained_subjects": 0},
+    "evaluation": {"baselines": "none", "bootstrap": 0},
     "progress": False,
 }
 
@@ -160,7 +160,7 @@ def test_overwrite_replaces_the_whole_study_and_nothing_that_somebody_changed(st
     report.write_bytes(kept)
     words = ("visits.by=day", "vocabulary.min_subjects=8", *(f"training.{word}" for word in QUICK))
     tiny = ("model.dim=16", "model.heads=2", "model.layers=1", "evaluation.baselines=none", "evaluation.bootstrap=0")
-    given = ("run", study / "meds", "--task", task, "--out", out, *words, *tiny, "evaluation.explained_subjects=0")
+    given = ("run", study / "meds", "--task", task, "--out", out, *words, *tiny)
     assert "--overwrite" in ehrseq(*given).stderr
     done = ehrseq(*given, "--overwrite")
     assert done.exit_code == 0, done.output

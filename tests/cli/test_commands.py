@@ -52,7 +52,6 @@ def test_one_command_goes_the_whole_way_and_then_on(sim_data: Path, tmp_path: Pa
     tiny = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=1", "evaluation.bootstrap=0")
     few = (
         "evaluation.baselines=none",
-        "evaluation.explained_subjects=0",
         "training.distillation=0",
         "training.blend=false",
     )
@@ -83,7 +82,6 @@ TINY = (
     "training.distillation=0",
     "training.blend=false",
     "evaluation.bootstrap=5",
-    "evaluation.explained_subjects=20",
 )
 STAGES = ("0/5", "1/5", "2/5", "3/5", "4/5", "5/5")
 

@@ -31,9 +31,7 @@ SETTINGS = {
     "pretraining": "objectives exclude",
     "transfer": "mode",
     "drift": "numbers people",
-    "evaluation": (
-        "baselines bootstrap seed subjects trajectories explained_subjects decision_thresholds tuning_trials tripod"
-    ),
+    "evaluation": ("baselines bootstrap seed subjects trajectories decision_thresholds tuning_trials tripod"),
 }
 
 

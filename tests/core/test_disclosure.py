@@ -402,7 +402,7 @@ def real_like(sim_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_exact_counts_are_in_a_file_that_only_its_owner_reads_and_nothing_needs(real_like: Path) -> None:
-    settings = EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=10, trajectories=2)
+    settings = EvaluationConfig(baselines="none", bootstrap=10, trajectories=2)
     result = evaluate(real_like, settings=settings)
     exact = json.loads((real_like / INDIVIDUAL).read_text())
     assert exact == json.loads(json.dumps(result))
@@ -445,7 +445,7 @@ def test_single_people_are_drawn_by_default_for_simulations_only(sim_run: Path) 
     store = Prepared(Path(run.manifest["prepared"]))
     simulated = Population.of_split(store, run.task, "held_out")
     for is_simulated, asked, count in ((True, None, 4), (True, 0, 0), (False, None, 0), (False, 2, 2)):
-        settings = EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=0, trajectories=asked)
+        settings = EvaluationConfig(baselines="none", bootstrap=0, trajectories=asked)
         population = replace(simulated, is_simulated=is_simulated)
         evaluation = Evaluation(run, population, prepared=store, settings=settings)
         assert len(evaluation.result()["trajectories"]) == count

@@ -16,7 +16,7 @@ from helpers.command_line import ehrseq
 from helpers.disclosure import as_real, records_of_people
 
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
-QUICK = ("--baselines", "none", "evaluation.bootstrap=0", "evaluation.explained_subjects=0")
+QUICK = ("--baselines", "none", "evaluation.bootstrap=0")
 
 
 def table() -> dict[str, str]:

@@ -15,7 +15,7 @@ from ehrsequencing.prediction.run import Run, add_to_run
 from helpers.command_line import ehrseq
 from helpers.storage import everything
 
-QUICK: dict[str, Any] = {"bootstrap": 0, "baselines": "none", "explained_subjects": 0, "progress": False}
+QUICK: dict[str, Any] = {"bootstrap": 0, "baselines": "none", "progress": False}
 
 OTHER = QUICK | {"bootstrap": 4}
 

@@ -26,7 +26,7 @@ def test_a_file_of_our_risks_gets_the_numbers_of_evaluate(
     sim_run: Path, sim_data: Path, task: TaskConfig, predicted: Path, tmp_path: Path, tiny_study: StudyConfig
 ) -> None:
     """Cohort, labels, splits and baselines are made anew from the records; nothing of the run is read."""
-    expected = evaluate(sim_run, settings=SETTINGS.model_copy(update={"explained_subjects": 0}))
+    expected = evaluate(sim_run, settings=SETTINGS)
     study = tiny_study.model_copy(update={"evaluation": SETTINGS})
     found, folder = score(predicted, sim_data, task, study=study, out=tmp_path / "out", name="ours")
     assert sorted(path.name for path in folder.iterdir()) == ["manifest.json", "metrics.json"]

@@ -17,7 +17,7 @@ from ehrsequencing.records.prepared import Prepared
 from helpers.disclosure import as_real
 from helpers.training import NetworkTrainer as Trainer
 
-SETTINGS = EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=0)
+SETTINGS = EvaluationConfig(baselines="none", bootstrap=0)
 KEY = ("landmark_days", "cause", "horizon_days", "metric")
 
 

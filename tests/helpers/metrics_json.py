@@ -11,7 +11,7 @@ YEAR = 365.25
 NOTHING: dict[str, Any] = {
     **{name: [] for name in ("differences", "decision", "subgroups", "smallest_g", "follow_up")},
     **{name: [] for name in ("records_before", "incidence", "baselines")},
-    **dict.fromkeys(("external", "repeated_splits", "audit", "blend", "score", "codes")),
+    **dict.fromkeys(("external", "repeated_splits", "audit", "blend", "score")),
     **dict.fromkeys(("weights", "strongest", "made_of", "table1")),
     "inputs": {"by_split": {}},
     "checks": {},

@@ -134,7 +134,7 @@ def test_a_copy_knows_what_made_it_and_tells_no_part(run: Path, shared: Path, tm
     made = read_json(shared / MANIFEST)["made_of"]
     assert re.fullmatch("[0-9a-f]{16}", made)
     again = Path(shutil.copytree(run, tmp_path / "run"))
-    quick = ("--baselines", "none", "evaluation.bootstrap=0", "evaluation.explained_subjects=0")
+    quick = ("--baselines", "none", "evaluation.bootstrap=0")
     assert ehrseq("evaluate", again, *quick).exit_code == 0
     share_run(again, tmp_path / "evaluated")
     assert read_json(tmp_path / "evaluated" / MANIFEST)["made_of"] != made

@@ -168,7 +168,7 @@ def test_an_unknown_outcome_is_refused_with_those_that_come_close(
 
 def test_the_page_and_the_audit(outcome_run: Path) -> None:
     """Rare outcomes are pooled, so that no number on the page is of few; no check of the audit finds a leak."""
-    settings = EvaluationConfig(explained_subjects=0, bootstrap=10)
+    settings = EvaluationConfig(bootstrap=10)
     told = report_outcomes(outcome_run, split="train", prepared=None, settings=settings, progress=lambda *_: None)
     assert told is not None
     assert any("outcomes with 50 events or more" in line for line in outcome_lines(told))
@@ -254,7 +254,7 @@ def control_rows(run: Run, prepared: Prepared, *, seed: int) -> set[int]:
 def test_numbers_of_the_table_are_those_of_loops(outcome_run: Path, asked: Prepared) -> None:
     """Events, O/E and AUC of the most frequent outcome, person by person and pair by pair."""
     run, task = Run(outcome_run), asked.task("simulated")
-    settings = EvaluationConfig(explained_subjects=0, bootstrap=0, seed=3)
+    settings = EvaluationConfig(bootstrap=0, seed=3)
     table = evaluate_outcomes(run, asked, split="train", settings=settings)
     line = max(table["outcomes"], key=lambda row: int(row["events"]))
     number, far = run.outcomes.index(line["code"]), task.horizons[-1]

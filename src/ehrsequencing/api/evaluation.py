@@ -144,7 +144,7 @@ class EvaluationResult(Hinted, Answering):
 
         Example:
             >>> eh.load("runs/hf").evaluation.subgroups().group.unique().tolist()
-            ['age', 'visits so far', 'sex']
+            ['age', 'sex']
         """
         names = [*SUBGROUP_METRICS, *(f"{name}_difference" for name in SUBGROUP_METRICS)]
         rows: Sequence[Mapping[str, Any]] = self.result["subgroups"]

@@ -106,8 +106,10 @@ def load_study(
 
 
 # Settings that have left since 2.0, which runs, prepared sets and study files of 2.0 name, with the value that asks for
-# nothing. With another value they are unknown, and `core/elsewhere.toml` says what to use.
+# nothing; `ANY`: each does. With another value they are unknown, and `core/elsewhere.toml` says what to use.
+ANY = object()
 FORMER: Mapping[str, Any] = {
+    "evaluation.explained_subjects": ANY,
     "evaluation.recalibrate": False,
     "training.bootstrap": False,
     "vocabulary.rollup": "off",
@@ -125,7 +127,7 @@ def without_former(data: dict[str, Any], section: str = "") -> dict[str, Any]:
     kept = dict[str, Any]()
     for name, value in data.items():
         whole = f"{section}{name}"
-        if whole not in FORMER or value != FORMER[whole]:
+        if whole not in FORMER or FORMER[whole] not in (ANY, value):
             kept[name] = without_former(value, f"{whole}.") if isinstance(value, dict) else value
     return kept
 

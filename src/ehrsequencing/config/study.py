@@ -109,8 +109,6 @@ class EvaluationConfig(Settings):
     subjects: int | None = Field(default=None, ge=50)
     # patients whose curves the report shows; null: 4 in simulated data, else 0
     trajectories: int | None = Field(default=None, ge=0)
-    # whose codes' effects the report averages; 0: no such section
-    explained_subjects: int = Field(default=200, ge=0)
     decision_thresholds: tuple[
         Annotated[float, Field(gt=0, lt=1)], ...
     ] = ()  # empty: chosen from the predicted risks

@@ -36,7 +36,7 @@ from ehrsequencing.evaluation.estimates import (
     over_time_rows,
     scope_estimates,
 )
-from ehrsequencing.evaluation.examples import SIMULATED_TRAJECTORIES, code_effects, trajectories
+from ehrsequencing.evaluation.examples import SIMULATED_TRAJECTORIES, trajectories
 from ehrsequencing.evaluation.oracle import TrueHazards, oracle_table, oracle_warnings, truth_of
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.rivals import (
@@ -260,7 +260,7 @@ class Evaluation:
         give_back_freed_memory()
         smooth, indices, decision = self._curves(comparisons, progress)
         give_back_freed_memory()
-        progress("subgroups, checks, codes that move the risk")
+        progress("subgroups, checks")
         self.warnings += self.table.warnings(comparisons)
         self.warnings += self.context.warnings(comparisons)
         causes, strongest = self.task.causes, self._strongest
@@ -296,9 +296,6 @@ class Evaluation:
                 if self.settings.trajectories is None
                 else self.settings.trajectories,
                 horizon_days=main[1],
-            ),
-            "codes": code_effects(
-                self.run, self.population, settings=self.settings, horizon_days=main[1]
             ),
             "checks": self.context.checks(trials=self.trials),
             "tripod": read_tripod(self.settings.tripod),

@@ -10,21 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from ehrsequencing.config import EvaluationConfig, TaskConfig, format_days
-from ehrsequencing.core.arrays import Floats, Ints, hash_u64
-from ehrsequencing.core.disclosure import SMALLEST_COUNT, shareable_rate
+from ehrsequencing.config import TaskConfig, format_days
+from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.rivals import Evaluated
 from ehrsequencing.explain import Question, change, subject_records
-from ehrsequencing.explain.deletions import OF_PART
-from ehrsequencing.explain.tables import explain_cohort
 from ehrsequencing.prediction.predict import NewRecords
-from ehrsequencing.prediction.run import Run
 from ehrsequencing.predictors.predictor import member_band
 from ehrsequencing.records.codes import read_descriptions
 from ehrsequencing.records.events import DAY_US
-from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
 from ehrsequencing.results.result_types import Trajectory
 
@@ -214,78 +209,3 @@ def _add_moves(
                     "parts": parts,
                 }
             )
-
-
-MOST_CODES = 15
-MOST_RESAMPLES = 200  # for the intervals of codes' effects
-# Why a run has no effects of codes. These texts may be shared, so that none repeats an error that may count people.
-GONE = "The records that the run was prepared from are no longer where they were."
-CHANGED = "The records changed after the run was prepared. ehrseq explain RUN DATA explains them as they are."
-RARE = f"No code was recorded for at least {SMALLEST_COUNT} of the subjects."
-
-
-def code_effects(
-    run: Run | None, population: Population, *, settings: EvaluationConfig, horizon_days: float
-) -> dict[str, Any] | None:
-    """Mean effects of codes on the risk by one horizon, at the subjects' last prediction times.
-
-    Args:
-        run: The run, if it is one that is evaluated.
-        population: The evaluated subjects.
-        settings: `explained_subjects` of them are explained, chosen by a hash of their ids; `bootstrap` resamples of
-            subjects, 200 at most, for the intervals.
-        horizon_days: By when.
-
-    Returns:
-        `cause`, `horizon_days`, `subjects` (how many were asked for), mean `risk` and `codes`, with the largest mean
-        effects first: `code`, `description`, `against` (what it is compared with; None: its absence), rounded
-        `share` of the subjects that have it, `effect` on the risk with its 95 % interval `low` and `high`. Where
-        nothing was measured, `codes` is empty and `reason` says why in words; it also says so where a part was
-        measured. None where nothing is asked for.
-    """
-    subjects = settings.explained_subjects
-    if run is None or not subjects:
-        return None
-    if population.source is None or not population.source.is_dir():
-        return {"codes": [], "reason": GONE}
-    rows, ids = population.records.rows, population.records.timelines.subject_id
-    with_row = ids[np.unique(rows.subject)]
-    chosen = with_row[np.argsort(hash_u64(with_row.astype(np.uint64)), kind="stable")[:subjects]]
-    try:
-        question = Question.for_run(run, horizon_days=horizon_days)
-    except EhrseqError as error:  # the run has no answer for the horizon
-        return {"codes": [], "reason": f"{error.what}."}
-    try:
-        facts = run.study.data if population.split in SPLITS else None
-        only = frozenset(chosen.tolist())
-        records = NewRecords(run, population.source, facts=facts, only=only)
-        if population.made_from not in (None, records.made_by["data"]):
-            return {"codes": [], "reason": CHANGED}
-        resamples = min(settings.bootstrap, MOST_RESAMPLES)
-        effects = explain_cohort(question, records, subjects=None, bootstrap=resamples)
-    except EhrseqError:
-        return {"codes": [], "reason": CHANGED}
-    words = read_descriptions(population.source)
-    rows_of_codes = effects.table.to_pylist()
-    codes: list[dict[str, Any]] = [
-        {
-            "code": row["code"],
-            "description": words.get(row["code"]),
-            "against": words.get(row["against"], row["against"]),
-            "share": shareable_rate(  # from the printed count
-                min(int(row["carriers"].replace(",", "")) / effects.subjects, 1.0), effects.subjects
-            ),
-            "effect": row["change_in_risk"],
-            "low": row["low"],
-            "high": row["high"],
-        }
-        for row in rows_of_codes[:MOST_CODES]
-    ]
-    return {
-        "cause": question.cause_name,
-        "horizon_days": horizon_days,
-        "subjects": subjects,
-        "risk": effects.risk,
-        "reason": (OF_PART if effects.is_part else None) if rows_of_codes else RARE,
-        "codes": codes,
-    }

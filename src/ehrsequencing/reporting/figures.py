@@ -15,7 +15,7 @@ from ehrsequencing.reporting.chart import Chart, Curve, Estimate, Figure, ticks
 from ehrsequencing.reporting.wording import duration, percent, percent_mark, plain, with_interval
 from ehrsequencing.results.result_types import IncidenceRow
 
-_MOST_BESIDE, _MOST_ABOVE = 40, 56  # letters of a name beside its row, and above it
+_MOST_LETTERS = 40  # of a name beside its row
 
 # ----------------------------------------------------------------------------------------------- charts made of rows
 
@@ -28,28 +28,21 @@ def forest(
     reference: float,
     floor: float = -math.inf,
     form: str = ".3f",
-    bars: bool = False,
 ) -> Figure:
     """Forest plot: one row per model in each group, with intervals and a dashed reference.
 
     Args:
-        groups: (name of the group, its estimates), drawn from top to bottom; a name may have two lines. Beside bars it
-            stands in one, above its rows.
+        groups: (name of the group, its estimates), drawn from top to bottom; a name may have two lines.
         title: Name of the figure.
         label: Name of the horizontal axis.
         reference: Value of the dashed line (no skill).
         floor: The axis starts no lower; an arrow marks what lies below.
         form: How numbers are printed.
-        bars: Whether a bar leads from the reference to each estimate.
     """
     row, line_height, gap = 13.0, 14.0, 11.0
-    most = _MOST_ABOVE if bars else _MOST_BESIDE
-    named = [[shorten(line, most) for line in name.split("\n")] for name, _ in groups]
-    if bars:
-        named = [[" ".join(lines)] for lines in named]
-    head = line_height if bars else 0.0
+    named = [[shorten(line, _MOST_LETTERS) for line in name.split("\n")] for name, _ in groups]
     tall = [
-        head + max(row * len(rows), 0.0 if bars else line_height * len(lines))
+        max(row * len(rows), line_height * len(lines))
         for lines, (_, rows) in zip(named, groups, strict=True)
     ]
     height = 48 + sum(tall) + gap * len(groups)
@@ -58,22 +51,20 @@ def forest(
     low, high = max(min(ends), floor), max(ends)
     pad = 0.05 * (high - low) or 0.1
     longest = max((len(line) for lines in named for line in lines), default=0)
-    left = 14 if bars else 14 + 6 * longest
+    left = 14 + 6 * longest
     chart = Chart(max(308 + left, 440), height, (low - pad, high + pad), left=left, top=6)
     chart.verticals(ticks(chart.x.low, chart.x.high), "grid")
     chart.verticals([reference], "reference")
     chart.x_axis(label, plain)
     top = chart.y.high + gap / 2
     for (name, rows), lines, block in zip(groups, named, tall, strict=True):
-        middle = top + (head if bars else block) / 2
+        middle = top + block / 2
         for k, line in enumerate(lines):
             place = middle + line_height * (k - (len(lines) - 1) / 2)
             chart.text(chart.x.low, place, line, dx=4 - chart.x.start, dy=4)
-        y = top + head + (block - head - row * len(rows)) / 2
+        y = top + (block - row * len(rows)) / 2
         for estimate in rows:
             numbers = with_interval(estimate.value, estimate.low, estimate.high, form)
-            if bars and estimate.value is not None:
-                chart.bar((reference, estimate.value), y + 2, y + row - 2, "bar faint")
             _draw_estimate(chart, estimate, y + row / 2, numbers, reference)
             chart.rows.append((name.replace("\n", ", "), estimate.name, numbers))
             y += row

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from ehrsequencing.evaluation.subgroups import VISITS
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.reporting import figures
 from ehrsequencing.reporting.chart import Curve, Estimate, Figure
@@ -153,25 +152,6 @@ def calibrations(m: Shared, table: Scores, shown: Shown) -> list[Panel]:
         )
         drawn.append(Panel(row["cause"], where, figure, _distance(table, place_of(row))))
     return drawn
-
-
-def clock(places: Sequence[Mapping[str, Any]]) -> Figure | None:
-    """O/E at each landmark by the number of visits so far; None where fewer than two such groups may be shown."""
-    groups = [
-        (f"{from_landmark(place['landmark'])}\n{level['name']} visits", [level["oe"]])
-        for place in places
-        for level in place["families"].get(VISITS, ())
-        if level["told"] and level["oe"].value is not None
-    ]
-    if len(groups) < 2:
-        return None
-    return figures.forest(
-        groups,
-        title="O/E by landmark and number of visits so far",
-        label="O/E (1: right)",
-        reference=1.0,
-        form=".2f",
-    )
 
 
 def _smooth(row: SmoothRow[int | str]) -> Curve:

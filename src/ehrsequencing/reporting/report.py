@@ -18,7 +18,6 @@ from markupsafe import Markup
 
 from ehrsequencing.core.files import Page, Shareable, write_bytes
 from ehrsequencing.evaluation.context import QUESTIONS
-from ehrsequencing.evaluation.subgroups import VISITS
 from ehrsequencing.metrics.registry import METRICS, in_columns
 from ehrsequencing.reporting import figures, panels, tables
 from ehrsequencing.reporting.chart import Figure, swatch
@@ -58,16 +57,6 @@ def answer(m: Shared, scores: Scores, shown: Shown) -> dict[str, object]:
         "audited": audit_case(m),
         "incidence": figures.incidence(incidence[0]) if incidence else None,
         "patients": two_patients(m),
-        "codes": (codes := tables.codes(m)),
-        "bars": codes
-        and figures.forest(
-            codes["bars"],
-            title="The codes that move the risk",
-            label="percentage points added to the risk",
-            reference=0.0,
-            form="+.1f",
-            bars=True,
-        ),
         "main": main_figures(m, scores, shown),
         "forest": forest(scores, shown),
         "groups": subgroup_figures(m, scores, shown),
@@ -127,8 +116,7 @@ def subgroup_figures(m: Shared, scores: Scores, shown: Shown) -> dict[str, objec
         families = {
             family: some
             for family, rows in place["families"].items()
-            if family != VISITS
-            and len(some := [row for row in rows if row["told"] and row["auc"].value is not None])
+            if len(some := [row for row in rows if row["told"] and row["auc"].value is not None])
             > 1
         }
         while sum(map(len, families.values())) > MOST_LEVELS:
@@ -298,7 +286,6 @@ def _details(m: Shared, scores: Scores, shown: Mapping[Any, str]) -> dict[str, o
         "tripod": tripod(m),
         "gap_forests": panels.gap_forests(scores, shown),
         "accuracy": scores.blocks("accuracy"),
-        "clock": panels.clock(tables.subgroups(m, shown)),
         "calibrations": by_cause(panels.calibrations(m, scores, shown)),
         "calibration": scores.blocks("calibration"),
         "decisions": by_cause(panels.decisions(m, scores.models, shown)),
@@ -306,7 +293,6 @@ def _details(m: Shared, scores: Scores, shown: Mapping[Any, str]) -> dict[str, o
         "repeated": tables.repeated(m),
         "weights": tables.blend_weights(m),
         "without_network": tables.without_network(scores),
-        "codes": tables.codes(m),
         "trajectories": [panels.trajectory(t) for t in m["trajectories"] if t["times_days"]],
         "audit": m["audit"],
         "settings": _flat(m["config"]),

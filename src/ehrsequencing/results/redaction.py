@@ -117,7 +117,7 @@ def redact(result: Exact | Shared, *, decimals: bool = True) -> Shareable[Shared
         "records_before": [_counted(row) for row in exact["records_before"]],
         "oracle": None,
     }
-    trained = {name: whole[name] for name in ("history", "baselines", "blend", "codes")}
+    trained = {name: whole[name] for name in ("history", "baselines", "blend")}
     shown |= _changed(trained, partial(_learned, events=exact["events"]))
     facts = {name: _changed(whole[name], _file_names) for name in _FACTS if name in whole}
     return Shareable({"individual": INDIVIDUAL, **facts, **(rounded(shown) if decimals else shown)})

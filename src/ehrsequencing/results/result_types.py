@@ -165,7 +165,6 @@ class Result(TypedDict, Generic[N]):
     decision: list[DecisionRow[N]]
     incidence: list[IncidenceRow[N]]
     trajectories: list[Trajectory]
-    codes: dict[str, Any] | None  # mean effects of codes; without any, `reason` says why
     checks: dict[str, Any]  # what a reviewer asks, as far as it is known
     tripod: dict[str, str]
     oracle: dict[str, Any] | None  # a simulation's truth, as `evaluation.oracle` explains
