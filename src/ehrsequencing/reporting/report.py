@@ -46,6 +46,10 @@ def answer(m: Shared, scores: Scores, shown: Shown) -> dict[str, object]:
     first = scores.main()[0], m["causes"][0]
     incidence = [row for row in m["incidence"] if (row["landmark_days"], row["cause"]) == first]
     hopeless = all(case["rank"] == "too few" for case in verdicts)
+    # the last of the examples with the event of interest, and the first without any; those that there are
+    patients = [panels.trajectory(row) for row in m["trajectories"] if row["times_days"]]
+    had = [row for row in patients if row["has_event"]]
+    free = [row for row in patients if not row["has_event"]]
     return {
         "verdicts": verdicts,
         "reached": scores.reached(),
@@ -56,21 +60,13 @@ def answer(m: Shared, scores: Scores, shown: Shown) -> dict[str, object]:
         "caveats": caveats(scores, verdicts),
         "audited": audit_case(m),
         "incidence": figures.incidence(incidence[0]) if incidence else None,
-        "patients": two_patients(m),
+        "patients": [*had[-1:], *free[:1]] if had and free else patients[:2],
         "main": main_figures(m, scores, shown),
         "forest": forest(scores, shown),
         "groups": subgroup_figures(m, scores, shown),
         "c": scores.number(scores.models[0], *scores.main(), "c").value,
         "tripod": tripod(m),
     }
-
-
-def two_patients(m: Shared) -> list[dict[str, object]]:
-    """The last of the examples with the event of interest, and the first without any; those that there are."""
-    patients = [panels.trajectory(row) for row in m["trajectories"] if row["times_days"]]
-    had = [row for row in patients if row["has_event"]]
-    free = [row for row in patients if not row["has_event"]]
-    return [*had[-1:], *free[:1]] if had and free else patients[:2]
 
 
 def main_figures(m: Shared, scores: Scores, shown: Shown) -> dict[str, list[panels.Panel]]:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ehrsequencing.batches.loader import SubjectLoader
-from ehrsequencing.config import ModelConfig, ModelSettings, StudyConfig
+from ehrsequencing.config import ModelConfig, StudyConfig
 from ehrsequencing.config.base import objective
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.disclosure import shareable_count
@@ -67,7 +67,10 @@ class Pretrainer:
     ) -> None:
         self.prepared, self.out, self.task_name = prepared, out, task_name
         self.settings, pretraining = study.training, study.pretraining
-        model = _without_head(study.model)
+        # the model's settings; its head is not trained, and stays as it was made
+        model = study.model.model_copy(
+            update={"head": "horizon", "wide_head": False, "table_dim": 0}
+        )
         self.config = ModelConfig.of(model, shape_of_inputs(model, prepared))
         made_with = {
             "model": model,
@@ -218,8 +221,3 @@ class Pretrainer:
             kind=PRETRAINED,
             more=(RESULTS_FILE,),
         )
-
-
-def _without_head(model: ModelSettings) -> ModelSettings:
-    """The model's settings; its head is not trained, and stays as it was made."""
-    return model.model_copy(update={"head": "horizon", "wide_head": False, "table_dim": 0})
