@@ -185,7 +185,7 @@ R = "run ../data --task ../task.yaml --out study --config ../tiny.yaml"
 COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     "evaluate": {
         "run": (E, E.replace("run", "second")),
-        "overrides": (E, f"{E} evaluation.trajectories=1"),
+        "overrides": (E, f"{E} evaluation.decision_thresholds=[.1]"),
         "split": (E, f"{E} --split tuning"),
         "prepared": (E, f"{E} --prepared nowhere"),
         "baselines": (E, f"{E} --baselines never"),
@@ -347,7 +347,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Case | str]]] = {
             "split_seed": ({"splits": 1}, {"split_seed": -1}),
             "walk": ({}, {"walk": "ward"}),
             "report": ({}, {"report": True}),
-            "settings": ({}, {"trajectories": 1}),
+            "settings": ({}, {"decision_thresholds": [0.1]}),
             "progress": SILENT["progress"],
             "say": SILENT["say"],
         },

@@ -402,12 +402,12 @@ def real_like(sim_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_exact_counts_are_in_a_file_that_only_its_owner_reads_and_nothing_needs(real_like: Path) -> None:
-    settings = EvaluationConfig(baselines="none", bootstrap=10, trajectories=2)
+    settings = EvaluationConfig(baselines="none", bootstrap=10)
     result = evaluate(real_like, settings=settings)
     exact = json.loads((real_like / INDIVIDUAL).read_text())
     assert exact == json.loads(json.dumps(result))
     assert (real_like / INDIVIDUAL).stat().st_mode & 0o777 == 0o600
-    assert len(exact["trajectories"]) == 2
+    assert exact["trajectories"] == []
     told = json.loads((real_like / "metrics.json").read_text())
     assert told == json.loads(json.dumps(redact(result)))
     assert {INDIVIDUAL, "metrics.json"} <= set(Run(real_like).manifest["files"])
@@ -440,21 +440,13 @@ def test_a_simulation_has_no_people_to_hide(sim_run: Path, tmp_path: Path) -> No
     assert read_result(run) == json.loads(json.dumps(result))
 
 
-def test_single_people_are_drawn_by_default_for_simulations_only(sim_run: Path) -> None:
+def test_single_people_are_drawn_for_simulations_only(sim_run: Path) -> None:
     run = Run(sim_run)
     store = Prepared(Path(run.manifest["prepared"]))
     simulated = Population.of_split(store, run.task, "held_out")
-    for is_simulated, asked, count in ((True, None, 4), (True, 0, 0), (False, None, 0), (False, 2, 2)):
-        settings = EvaluationConfig(baselines="none", bootstrap=0, trajectories=asked)
+    settings = EvaluationConfig(baselines="none", bootstrap=0)
+    for is_simulated, count in ((True, 4), (False, 0)):
         population = replace(simulated, is_simulated=is_simulated)
         evaluation = Evaluation(run, population, prepared=store, settings=settings)
         assert len(evaluation.result()["trajectories"]) == count
         assert evaluation.context.frame()["data"]["simulated"] == is_simulated
-
-
-def test_curves_of_single_people_come_with_a_warning_unless_they_are_simulated() -> None:
-    metrics = complete()
-    assert "curves of single persons, shown because" in render(metrics)
-    metrics["data"]["simulated"] = True
-    assert "curves of single persons" not in render(metrics)
-    assert "shows N single persons" in render({**metrics, "trajectories": []})

@@ -111,6 +111,8 @@ ANY = object()
 FORMER: Mapping[str, Any] = {
     "evaluation.explained_subjects": ANY,
     "evaluation.recalibrate": False,
+    "evaluation.trajectories": ANY,
+    "pretraining.exclude": ANY,
     "training.bootstrap": False,
     "vocabulary.rollup": "off",
 }

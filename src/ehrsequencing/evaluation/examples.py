@@ -25,7 +25,7 @@ from ehrsequencing.results.result_types import Trajectory
 
 LONGEST_TRAJECTORY = 40  # prediction times, and visits before the last of them
 CURVE_POINTS = 40  # of a whole risk curve
-SIMULATED_TRAJECTORIES = 4  # unless the settings say how many
+SHOWN = 4  # subjects of a simulation; nobody else is shown
 MOVES = 3  # changes of the risk that are explained
 CURVES = 5  # prediction times whose whole curve is kept
 # share of the main horizon that must be left before the event or the end at the time that is shown
@@ -37,7 +37,7 @@ def trajectories(
     population: Population,
     risk: Floats,
     *,
-    wanted: int,
+    wanted: int = SHOWN,
     horizon_days: float,
 ) -> list[Trajectory]:
     """A few subjects, half of them with the event, spread over the risk at their last prediction.

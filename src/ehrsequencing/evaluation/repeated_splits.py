@@ -353,7 +353,7 @@ def one_split(
 
 def split_fingerprint(study: StudyConfig, settings: EvaluationConfig, origin: str) -> str:
     """A digest of what would change a split's numbers; `origin` covers data, labels and the study's other settings."""
-    elsewhere = {"bootstrap", "trajectories", "tripod"}
+    elsewhere = {"bootstrap", "tripod"}
     chosen = settings.model_dump(mode="json", exclude=elsewhere)
     splits = study.splits.model_dump(mode="json")
     return digest(made_of(origin=origin, splits=splits, evaluation=chosen))

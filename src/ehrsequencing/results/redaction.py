@@ -152,13 +152,13 @@ def redact_rows(exact: Rows, *, is_simulated: bool, is_pooled: bool = False) -> 
 
 
 def owners_part(result: Exact | Shared) -> dict[str, Any]:
-    """What only the owner's page has of an exact result, in the place of what is redacted: exact curves, persons."""
+    """What only the owner's page has of an exact result, in the place of what is redacted: exact curves."""
     whole: Row = result
     curves = {
         name: _changed(whole[name], _counted)
         for name in ("smooth_calibration", "decision", "incidence")
     }
-    return {**curves, "trajectories": result["trajectories"], "is_owners": True}
+    return {**curves, "is_owners": True}
 
 
 def redact_audit(result: Row) -> Shareable[SharedAudit]:

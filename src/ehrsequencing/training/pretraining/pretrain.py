@@ -56,7 +56,7 @@ class Pretrainer:
         prepared: The data; its training subjects are learned from, its tuning subjects decide when to stop.
         out: Folder to make.
         study: Settings; `model`, `training` and `pretraining` are used.
-        task_name: A task of the set, whose outcome is then no target (`pretraining.exclude`); None for all codes.
+        task_name: A task of the set, whose outcome is then no target; None for all codes.
 
     Raises:
         EhrseqError: A setting cannot be used, or there is nothing to learn from.
@@ -81,7 +81,7 @@ class Pretrainer:
         self.weights = dict(pretraining.objectives)
         # which codes may be predicted
         self.excluded: dict[str, Ints] = {}
-        if task_name is not None and pretraining.exclude == "related":
+        if task_name is not None:
             self.excluded = excluded_targets(prepared, task_name)
         self.codes = target_codes(prepared.vocabulary, all_of(self.excluded))
         self.train, self.tuning = prepared.timelines("train"), prepared.timelines("tuning")
@@ -146,7 +146,7 @@ class Pretrainer:
         raise EhrseqError(
             f"without the codes of the {whose} and their relatives, fewer than two codes are left to predict",
             where=f"task {self.task_name} in {where}",
-            fix="use pretraining.exclude=none to predict all codes; the audit then warns that outcomes were targets",
+            fix="leave out --task to predict all codes; the audit then warns that outcomes were targets",
         )
 
     @property
@@ -206,7 +206,6 @@ class Pretrainer:
             "made_of": self.made_of,
             "seed": self.settings.seed,
             "objectives": self.weights,
-            "exclude": self.study.pretraining.exclude,
             "excluded_targets": names_of(self.excluded, vocabulary) or None,
             "best_epoch": state.best_epoch,
             "tuning_loss": state.best_nll,
