@@ -36,7 +36,7 @@ from ehrsequencing.evaluation.estimates import (
     over_time_rows,
     scope_estimates,
 )
-from ehrsequencing.evaluation.examples import trajectories
+from ehrsequencing.evaluation.examples import SIMULATED_TRAJECTORIES, trajectories
 from ehrsequencing.evaluation.oracle import TrueHazards, oracle_table, oracle_warnings, truth_of
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.rivals import (
@@ -292,10 +292,9 @@ class Evaluation:
                 self.source,
                 self.population,
                 selected(risks[self.ours], slice(None), np.searchsorted(self.knots, self.horizons)),
+                wanted=SIMULATED_TRAJECTORIES * self.context.is_simulated,
                 horizon_days=main[1],
-            )
-            if self.context.is_simulated
-            else [],
+            ),
             "checks": self.context.checks(trials=self.trials),
             "tripod": read_tripod(self.settings.tripod),
             "oracle": self._oracle(),

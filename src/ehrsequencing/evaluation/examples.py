@@ -18,7 +18,7 @@ from ehrsequencing.results.result_types import Trajectory
 
 LONGEST_TRAJECTORY = 40  # prediction times, and visits before the last of them
 CURVE_POINTS = 40  # of a whole risk curve
-SHOWN = 4  # subjects of a simulation; nobody else is shown
+SIMULATED_TRAJECTORIES = 4  # nobody else is shown
 CURVES = 5  # prediction times whose whole curve is kept
 # share of the main horizon that must be left before the event or the end at the time that is shown
 LEFT_TO_SEE = 0.25
@@ -29,7 +29,7 @@ def trajectories(
     population: Population,
     risk: Floats,
     *,
-    wanted: int = SHOWN,
+    wanted: int,
     horizon_days: float,
 ) -> list[Trajectory]:
     """A few subjects, half of them with the event, spread over the risk at their last prediction.
