@@ -37,7 +37,7 @@ def test_reading_records_needs_no_torch_and_no_scikit_learn(data: Path, task: Pa
 
 
 def test_a_run_without_a_network_needs_no_torch(sim_data: Path, tmp_path: Path) -> None:
-    out, few = tmp_path / "study", ["evaluation.bootstrap=0", "evaluation.explained_subjects=5"]
+    out, few = tmp_path / "study", ["evaluation.bootstrap=0"]
     given = [
         ["run", str(sim_data), "--task", str(sim_data / "task.yaml"), "--out", str(out), "--quick", *few],
         ["evaluate", str(out / "run"), "evaluation.bootstrap=0"],
