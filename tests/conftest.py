@@ -25,7 +25,7 @@ if "EHRSEQ_TEST_GPU" not in os.environ:  # most tests ask for the bits of a CPU
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 MEMORY = Path("/dev/shm")
 collect_ignore_glob = ["conftest.py", "*/conftest.py"]  # no doctests there, and two modules of one name cannot be
-WITHOUT_TORCH = {"config", "core", "metrics", "readers", "records", "simulate"}
+WITHOUT_TORCH = {"config", "core", "metrics", "readers", "records", "results", "simulate"}
 EVALUATE = ("test_disclosure", "test_file_table")  # ... but these files of theirs
 REAL_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 # A busy machine must not fail a test by the clock, and in CI Hypothesis draws the same examples every time.
