@@ -29,7 +29,7 @@ from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.reporting.pages import outcome_lines
 from ehrsequencing.training.plan import Plan
 from ehrsequencing.training.transfer import Pretrained
-from helpers.training import Interrupted, NetworkTrainer as Trainer, raise_at, weights
+from helpers.training import NetworkTrainer as Trainer
 
 TINY = (
     *("model.dim=16", "model.heads=2", "model.layers=1", "training.grid_bins=4"),
@@ -94,17 +94,6 @@ def test_a_run_with_outcomes_can_start_one_without(
         assert isinstance(head, OutcomeHead)
     assert torch.equal(again.model.outcomes.bias, fresh.model.outcomes.bias)
     assert not torch.equal(again.model.outcomes.vectors.weight, source.model.outcomes.vectors.weight)
-
-
-def test_an_interrupted_run_ends_with_the_same_bytes(
-    asked: Prepared, study: StudyConfig, outcome_run: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "run"
-    with pytest.raises(Interrupted):
-        Trainer(asked, "simulated", out, study=study).fit(on_progress=raise_at(5))
-    Trainer(asked, "simulated", out, study=study).fit(resume=True)
-    assert weights(out) == weights(outcome_run)
-    assert (out / "outcomes.json").read_bytes() == (outcome_run / "outcomes.json").read_bytes()
 
 
 def test_predictions_are_the_incidence_of_each_code_against_the_causes(
