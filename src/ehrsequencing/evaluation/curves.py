@@ -174,7 +174,9 @@ def _net_benefit(rows: ScoredRows, *, at: Floats) -> dict[str, Floats]:
 
 def _operating(found: dict[str, Estimate], place: tuple[int, int]) -> dict[str, list[float | None]]:
     """`OPERATING_COLUMNS` at each threshold."""
-    share_above = replace(found["flagged"], on="logit")  # the others by percentiles (docs/metrics.md)
+    share_above = replace(
+        found["flagged"], on="logit"
+    )  # the others by percentiles (docs/metrics.md)
     shares = [share_above, *(found[name] for name in OPERATING[1:])]
     parts = [part[place] for share in shares for part in (share.value, *share.interval)]
     return dict(
