@@ -3,6 +3,8 @@
 import copy
 import pickle
 import re
+import runpy
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -465,3 +467,35 @@ def test_no_answer_is_given_for_a_name_that_exists_and_private_ones_cost_nothing
     assert copy.copy(names["batch"]).n_subjects == names["batch"].n_subjects
     for owner in ELSEWHERE.keys() - {"fitted"}:  # scikit-learn draws its estimators
         assert not hasattr(eval(owner, dict(names)), "_repr_mimebundle_")
+
+
+@pytest.mark.parametrize("who", ["researcher", "biostatistician"])
+def test_the_guesses_of_the_trial(who: str, names: dict[str, Any], here: Path, tmp_path: Path) -> None:
+    """Each works, or is answered by one line that names the right way."""
+    file = Path(__file__).parents[3] / "shared" / "cases" / "guesses" / f"{who}.py"
+    if not file.is_file():
+        pytest.skip(f"{file} is not here")
+    flat, unanswered = flat_table(), []
+    time, alone = flat.day.to_numpy(), "blend=False, distillation=0.0, model={'dim': 16, 'heads': 2, 'layers': 1})"
+
+    def place(name: str) -> str:
+        return str(tmp_path / name)
+
+    for name, code in runpy.run_path(str(file))["GUESSES"]:
+        if ").loss" in code or "out.loss" in code:
+            continue  # or an attribute of a tensor
+        if "model=" not in code:
+            code = code.replace("epochs=1)", f"epochs=1, {alone}")  # a training of seconds
+        scope = {**names, "R": "runs/hf", "P": "prepared", "D": "meds", "df": flat, "surv": flat, "S": place}
+        scope |= {"T": place if who == "researcher" else time, "E": flat.status.to_numpy(), "X": time / time.max()}
+        scope |= {"p": time / time.max(), "Y": flat[["status", "day"]]}
+        try:
+            with warnings.catch_warnings(action="ignore"):  # of torch
+                exec(code, scope)
+        except (EhrseqError, AttributeError, ImportError, TypeError) as error:
+            text = str(error)
+            if "\n" in text or not re.search(r"\b(use|write|did you mean)\b", text):
+                unanswered.append((name, text))
+        except Exception as error:
+            unanswered.append((name, repr(error)))
+    assert unanswered == []
