@@ -201,7 +201,7 @@ def test_a_pipe_gets_a_plain_line_in_time_even_in_a_long_step(
         time.sleep(0.15)
     assert capsys.readouterr().err.startswith("risk curves: ")
     with progress.training_bar() as show:  # a GPU's losses come back some steps later
-        show(Progress(1, 3, 1, 2, loss=None, tuning_nll=None, subjects_per_second=9.0))
+        show(Progress(1, 3, 1, 2, loss=None, tuning_nll=None))
         time.sleep(0.15)
     assert capsys.readouterr().err.startswith("epoch 1 of 3, 9 subjects/s: ")
 

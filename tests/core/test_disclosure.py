@@ -139,7 +139,7 @@ def everything(subjects: int, seed: int, kind: dict[str, Any]) -> dict[str, Any]
     exact["followed"] = 41  # whom the rows of `smallest_g` are of
     for step in exact["attrition"]:
         step["indexes"] = step["subjects"]
-    exact["history"] = [{**row, "steps": subjects, "subjects_per_second": subjects / 3} for row in exact["history"]]
+    exact["history"] = [{**row, "steps": subjects} for row in exact["history"]]
     exact["records_before"] = [
         {"landmark_days": at, "subjects": 60, "without_record_before": 7, "first_record_later": 3} for at in landmarks
     ]

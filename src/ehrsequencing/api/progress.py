@@ -254,8 +254,7 @@ def training_bar(
                 print_line(f"{text}, tuning {word} {p.tuning_nll:.4f}{best}")
             epochs = (p.member - 1) * p.epochs + p.epoch
             done = (epochs - 1) * p.steps + p.step
-            speed = f"{p.subjects_per_second:.0f} subjects/s"
-            work.tick(done, p.members * p.epochs * p.steps, f"{text}, {speed}")
+            work.tick(done, p.members * p.epochs * p.steps, text)
             losses = {f"train_{loss}": p.loss, f"tuning_{loss}": p.tuning_nll}
             for callback in callbacks if p.ended else ():
                 callback({"epoch": p.epoch, **losses, "best": p.best, "member": p.member})

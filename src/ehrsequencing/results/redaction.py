@@ -131,8 +131,7 @@ def _learned(row: Row, *, events: Row) -> dict[str, Any]:
         for split, counts in events.items()
     }
     decided_by = {
-        # hidden: seconds × subjects a second are the training people, and so are steps × subjects a step
-        ("subjects_per_second", "steps"): 0,
+        ("steps",): 0,  # hidden: steps × subjects a step are the training people
         ("tuning_nll",): max(had.get("tuning", {}).values(), default=0),
         ("train_nll",): max(had.get("train", {}).values(), default=0),
         # the weight of a part of a blend
