@@ -162,7 +162,7 @@ TINY = (
     "training.distillation=0",
     "training.blend=false",
 )
-CHEAP = "evaluation.bootstrap=10"
+CHEAP = ("evaluation.bootstrap=10",)
 
 
 def sparse_records(*, births: bool, visits: int, content: bool) -> tuple[list[Row], dict[int, str]]:
