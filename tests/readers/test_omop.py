@@ -319,3 +319,18 @@ def test_mimic_demo_against_a_plain_reading(real_data: Path, tmp_path: Path) -> 
     assert len(expected) > 10_000
     check = ehrseq("check", tmp_path / "meds", "visits.by=encounter", "visits.column=encounter_id")
     assert check.exit_code == 0, check.output
+
+
+def test_units_have_names_without_a_vocabulary_and_one_number_of_two_people_is_said(tmp_path: Path) -> None:
+    at = {"measurement_date": "2015-01-01", "measurement_concept_id": 3009201, "value_as_number": 2}
+    tables: Tables = {
+        "person": [
+            {"person_id": i, "year_of_birth": 1950, "person_source_value": "000" if i > 2 else "MRN-7"}
+            for i in range(1, 5)
+        ],
+        "measurement": [{"person_id": i, "unit_concept_id": unit, **at} for i, unit in ((1, 9040), (2, 9093))],
+    }
+    report = import_omop(str(write_csv(tables, tmp_path / "csv")), tmp_path / "meds")
+    codes = {row[2] for row in meds_rows(tmp_path / "meds")}
+    assert codes >= {"OMOP//3009201//m[IU]/L", "OMOP//3009201//u[IU]/mL"}
+    assert next(text for text in report.warnings() if "share a record number" in text).startswith("2 ")

@@ -13,7 +13,9 @@ import numpy as np
 import pyarrow.compute as pc
 
 from ehrsequencing.core.arrays import Bools, Ints
+from ehrsequencing.core.disclosure import count_text
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.records.account import unequal
 
 WARN_SHARE = 0.05  # warn if more of a table's rows, or of a column's cells, are lost
 # of all diagnoses, beyond which an unconfirmed status is a system's default
@@ -142,6 +144,20 @@ _MIXED = (
     "linked_many",
     "shared_number",
 )  # rules that an analyst should know of
+EVERYBODY, DEAD = "everybody", "dead"  # whom the rules touch is held against these people
+# rules that mend a defect of the source; the others touch long records most, and these are of people who died
+_OF_DEFECTS = {
+    "no_time",
+    "no_code",
+    "nobody",
+    "no_birth",
+    "births_apart",
+    "two_sexes",
+    "end_before_start",
+    "dangling_encounter",
+    "outside_visit",
+    "unclosed_stay",
+}
 RuleCounts = Counter[str]  # how often each rule of RULES was applied
 
 
@@ -329,11 +345,14 @@ class ImportReport:
     notes: list[str] = field(default_factory=list)  # what else the analyst should know
     cautions: list[str] = field(default_factory=list)  # warnings besides those about lost rows
     counts: RuleCounts = field(default_factory=Counter)
+    # rule → ids of the people whose rows it touched, some at a time
+    whose: dict[str, list[Ints]] = field(default_factory=dict)
     # beginnings, in lower case, of static codes that hold a sex
     sexes: set[str] = field(default_factory=lambda: {"sex", "gender"})
     tables: dict[str, TableCounts] = field(default_factory=dict)
     rows: int = 0  # written, as the three below
     subjects: int = 0
+    deaths: int = 0  # people whose death was written
     codes: int = 0
     shards: int = 0
 
@@ -347,6 +366,24 @@ class ImportReport:
     def count(self, rule: str, mask: Any) -> None:
         """Count the rows to which a rule was applied: those that are true; null is not."""
         self.counts[rule] += pc.sum(mask).as_py() or 0
+
+    def apply(self, rule: str, subject_ids: Ints) -> None:
+        """Count rows to which a rule was applied, by the ids of their people."""
+        self.counts[rule] += len(subject_ids)
+        self.note(rule, subject_ids)
+
+    def note(self, rule: str, subject_ids: Ints) -> None:
+        """Note people whom a rule touched."""
+        if len(subject_ids):
+            self.whose.setdefault(rule, []).append(np.unique(subject_ids))
+
+    def people(self) -> dict[str, tuple[int, int]]:
+        """Rule → the people whom it touched, and those of them who died."""
+        ids = {name: np.unique(np.concatenate(parts)) for name, parts in self.whose.items()}
+        dead = ids.get(DEAD, np.zeros(0, np.int64))
+        everybody = ids.get(EVERYBODY, dead)
+        known = {name: own[np.isin(own, everybody)] for name, own in ids.items()}
+        return {name: (len(own), int(np.isin(own, dead).sum())) for name, own in known.items()}
 
     def count_clocks(self, sources: Ints, is_day: Bools) -> None:
         """Say of rows with a time whether it is a day without a clock; several of one source row count once."""
@@ -374,14 +411,25 @@ class ImportReport:
 
     def as_json(self) -> dict[str, object]:
         """The report for `metadata/import_report.json`."""
-        applied = sorted(self.counts.items())
+        people = self.people()
+        before = people.get(EVERYBODY, (0, 0))
         return {
             "source": self.source,
             "tables": {name: table.rows_in for name, table in self.tables.items()},
             "missing": self.missing,
             "rows": {name: table.as_json() for name, table in self.tables.items()},
             "written": {n: getattr(self, n) for n in ("subjects", "rows", "codes", "shards")},
-            "rules": {name: {"rows": n, "rule": RULES[name]} for name, n in applied if n},
+            "people": {"before": before[0], "after": self.subjects},
+            "deaths": {"before": before[1], "after": self.deaths},
+            "rules": {
+                name: {
+                    "rows": n,
+                    "rule": RULES[name],
+                    **dict(zip(("people", "deaths"), people.get(name, ()), strict=False)),
+                }
+                for name, n in sorted(self.counts.items())
+                if n
+            },
             "notes": self.notes,
             "warnings": self.warnings(),
         }
@@ -390,7 +438,22 @@ class ImportReport:
         """What an analyst should check before using the data."""
         mixed = [f"{self.counts[name]:,} {RULES[name]}" for name in _MIXED if self.counts[name]]
         lines = [line for table in self.tables.values() for line in table.warnings()]
-        return self.cautions + mixed + lines
+        return self.cautions + mixed + self._unequal() + lines
+
+    def _unequal(self) -> list[str]:
+        """Warnings of rules that touch another share of the people who died than of the others."""
+        people, out = self.people(), list[str]()
+        n, dead = people.pop(EVERYBODY, (0, 0))
+        for name in sorted(people.keys() & _OF_DEFECTS):
+            touched, died = people[name]
+            some, whole = (died, touched - died), (dead, n - dead)
+            if unequal(some, whole):
+                out.append(
+                    f"one rule acts unequally, on {count_text(some[0])} of {count_text(whole[0])} people who died and "
+                    f"on {count_text(some[1])} of {count_text(whole[1])} others ({RULES[name]}): check these rows, or "
+                    "risks may be wrong"
+                )
+        return out
 
     def lines(self) -> list[str]:
         """The report for a terminal."""
@@ -403,6 +466,14 @@ class ImportReport:
         }
         out = [f"{what}: {', '.join(names)}" for what, names in lists.items() if names]
         out += [line for table in tables for line in table.lines()]
-        out += [f"rule: {n:,} {RULES[name]}" for name, n in sorted(self.counts.items()) if n]
+        people = self.people()
+        n, dead = people.get(EVERYBODY, (0, 0))
+        out.append(
+            f"people: {n:,} before all rules, {self.subjects:,} after; deaths: {dead:,} before, {self.deaths:,} after"
+        )
+        for name, count in sorted(self.counts.items()):
+            touched = people.get(name)
+            of = "" if touched is None else f" ({touched[0]:,} people, {touched[1]:,} of whom died)"
+            out += [f"rule: {count:,} {RULES[name]}{of}"] if count else []
         out += [f"note: {note}" for note in self.notes]
         return [*out, f"wrote {self.rows:,} rows, {self.subjects:,} subjects, {self.codes:,} codes"]

@@ -18,7 +18,12 @@ from ehrsequencing.core.files import private_folder, read_json
 from ehrsequencing.records.account import Attrition
 from ehrsequencing.records.attrition import attrition_lines, followed_line, task_warnings
 from ehrsequencing.records.events import DAY_US, STATIC
-from ehrsequencing.records.follow_up import codes_that_end, silence_warning, silent_times
+from ehrsequencing.records.follow_up import (
+    bounds_text,
+    codes_that_end,
+    silence_warning,
+    silent_times,
+)
 from ehrsequencing.records.meds import FIXES, SPLITS, LateRows, MedsReader
 from ehrsequencing.records.prepare import fill
 from ehrsequencing.records.shards import PROCESSES, ShardWork, joblib_backend
@@ -100,6 +105,8 @@ class DataCheck:
         lines += fix_lines(self.fixes) or ["nothing to fix"]
         for task in self.tasks:
             lines += attrition_lines(task.task, task.attrition, warnings=task.warnings)
+            if undated := task.attrition.get("undated"):
+                lines.append(f"  deaths without a date: {bounds_text(task.task, undated)}")
             for horizon, needed in task.needed_events.items():
                 words = ", ".join(f"{n:,} for {label}" for label, n in needed.items())
                 lines.append(f"  events needed within {horizon} (Riley): {words}")

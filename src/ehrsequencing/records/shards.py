@@ -40,6 +40,7 @@ from ehrsequencing.records.events import (
     DEATH,
     DOUBTFUL_DEATH,
     ENDS,
+    UNDATED_DEATH,
     Events,
     KeptRows,
     keep,
@@ -92,6 +93,7 @@ class EncodedShard:
     tasks: list[tuple[Tally, list[TaskRows], list[OutcomeEvents]]]
     fixes: Counter[str]
     doubtful: Ints  # ids of the subjects whose death is in doubt
+    undated: tuple[Ints, Ints]  # of those whose death has no date, and their last signs of life
 
 
 @dataclass(eq=False)
@@ -202,7 +204,11 @@ class ShardWork:
             outcomes = [events_.take(part) for part in parts] if events_ else []
             tasks.append((tally, [rows.take(part) for part in parts], outcomes))
         doubtful = np.unique(events.subject_id[events.is_code(DOUBTFUL_DEATH)])
-        return EncodedShard([timelines.take(part) for part in parts], tasks, fixes, doubtful)
+        is_undated = events.is_code(UNDATED_DEATH)
+        undated = events.subject_id[is_undated], events.time_us[is_undated]
+        return EncodedShard(
+            [timelines.take(part) for part in parts], tasks, fixes, doubtful, undated
+        )
 
     @cached_property
     def _codes(self) -> tuple[str, ...]:
