@@ -333,40 +333,42 @@ def task_warnings(task: TaskConfig, attrition: Attrition) -> list[str]:
     ]
     if (nobody := nobody_left(task, attrition)) is not None:
         return [*out, f"The task {nobody[0]}. To help: {nobody[1]}."]
-    if alike := attrition.get("other_spellings"):
-        named = ", ".join(
-            f"{code} ({count_text(n)} training subjects)" for code, n in alike.items()
-        )
-        out.append(
-            f"Codes of the data differ from codes of the task in dots, case or blanks only: {named}. If they mean the "
-            "same, list them beside it, since codes match exactly."
-        )
-    trained = attrition["splits"]["train"]["events"][task.causes[0]]
-    if trained < FEW_EVENTS:
-        out.append(
-            f"Fewer than {FEW_EVENTS} training subjects had the event: expect an unstable model."
-        )
-    held_out = attrition["splits"]["held_out"]["events"]
-    if too_few(held_out[task.causes[0]], sum(held_out.values())):
-        out.append(
-            f"Fewer than {FEWEST_SUBJECTS} subjects are held out, or fewer than {FEWEST_EVENTS} of them had the event: "
-            "the evaluation will compare no models. Hold out more with splits.by=hash splits.train=0.6 "
-            "splits.tuning=0.1, or repeat the split with ehrseq evaluate RUN --splits 25."
-        )
-    if attrition["outcomes_that_end_the_record"]:
-        out.append(
-            "The task names no end of follow-up, so each subject's last event ends it, and some outcomes are that "
-            "last event: deaths are counted, survival after the last visit is not. Risks are too high."
-        )
+    alike = attrition.get("other_spellings", {}).items()
+    named = ", ".join(f"{code} ({count_text(n)} training subjects)" for code, n in alike)
+    splits = attrition["splits"]
+    held_out, cause = splits["held_out"]["events"], task.causes[0]
     after, before = attrition.get("same_day", (0, 0))
     known = sum(n for name, n in attrition["events"].items() if name != "censored") + before
-    if task.same_day is None and after + before > SOME_SAME_DAY * known:
-        out.append(
+    rules = (
+        (
+            bool(alike),
+            f"Codes of the data differ from codes of the task in dots, case or blanks only: {named}. If they mean the "
+            "same, list them beside it, since codes match exactly.",
+        ),
+        (
+            splits["train"]["events"][cause] < FEW_EVENTS,
+            f"Fewer than {FEW_EVENTS} training subjects had the event: expect an unstable model.",
+        ),
+        (
+            too_few(held_out[cause], sum(held_out.values())),
+            f"Fewer than {FEWEST_SUBJECTS} subjects are held out, or fewer than {FEWEST_EVENTS} of them had the event: "
+            "the evaluation will compare no models. Hold out more with splits.by=hash splits.train=0.6 "
+            "splits.tuning=0.1, or repeat the split with ehrseq evaluate RUN --splits 25.",
+        ),
+        (
+            attrition["outcomes_that_end_the_record"] > 0,
+            "The task names no end of follow-up, so each subject's last event ends it, and some outcomes are that "
+            "last event: deaths are counted, survival after the last visit is not. Risks are too high.",
+        ),
+        (
+            task.same_day is None and after + before > SOME_SAME_DAY * known,
             f"{count_text(after + before)} of {count_text(known)} outcomes and competing events are dated by the day, "
             f"on the day of an index whose hour is known: {count_text(before)} are taken for earlier than it, "
             f"{count_text(after)} for later. Say what is right: same_day: before, after, or exclude (nobody's first "
-            "day counts)."
-        )
+            "day counts).",
+        ),
+    )
+    out += [text for holds, text in rules if holds]
     out += _unequal_steps(task, attrition) + end_warnings(task, attrition)
     if attrition.get("ended_by_death"):
         out.append(
@@ -375,14 +377,13 @@ def task_warnings(task: TaskConfig, attrition: Attrition) -> list[str]:
         )
     if task.censoring.code and "followed" in attrition:
         out += unknown_ends(task, attrition["followed"])
-    for row in attrition.get("records_before", []):
-        if row["first_record_later"] > MUCH_IMMORTAL * row["subjects"]:
-            out.append(
-                f"Some subjects with a prediction {from_index(row['landmark_days'])} have their first record only "
-                "later: they are in the data because they lived to be recorded (immortal time), so risks are too low. "
-                "Take an index that is itself a record, as in {first_visit: true} or {code: X}."
-            )
-    return out
+    return out + [
+        f"Some subjects with a prediction {from_index(row['landmark_days'])} have their first record only later: they "
+        "are in the data because they lived to be recorded (immortal time), so risks are too low. Take an index that "
+        "is itself a record, as in {first_visit: true} or {code: X}."
+        for row in attrition.get("records_before", [])
+        if row["first_record_later"] > MUCH_IMMORTAL * row["subjects"]
+    ]
 
 
 def from_index(landmark_days: float) -> str:

@@ -330,29 +330,31 @@ def _left_out(task: TaskConfig, counts: Counter[str]) -> list[str]:
 
 def unknown_ends(task: TaskConfig, counts: Mapping[str, int]) -> list[str]:
     """What the code of `censoring` does not tell."""
-    out, rule, code = list[str](), task.censoring, " or ".join(task.censoring.code or ())
+    rule, code = task.censoring, " or ".join(task.censoring.code or ())
     without = counts["alive_without_code"] + counts["died_without_code"]
     by_last_event = rule == CensoringConfig(code=rule.code, start=rule.start)
-    if by_last_event and without and (counts["other"] or counts["died_with_code"]):
-        out.append(
+    is_record = task.index.code is not None or task.index.first_visit
+    rules = (
+        (
+            by_last_event and without and (counts["other"] or counts["died_with_code"]),
             f"{count_text(without)} of {count_text(counts['with_index'])} people with an index are without {code}, the "
             "code of censoring: their last event ends their follow-up, so deaths after their last visit are counted, "
-            "survival after it is not. Risks are too high."
-        )
-    is_record = task.index.code is not None or task.index.first_visit
-    if not is_record and counts["died_without_code"] and not counts["died_with_code"]:
-        out.append(
+            "survival after it is not. Risks are too high.",
+        ),
+        (
+            not is_record and counts["died_without_code"] and not counts["died_with_code"],
             f"Nobody who died has {code}, and the index is not itself a record: people who left before their index and "
             "died later cannot be distinguished from people who stayed, so they may be in the cohort because they "
-            "died. Take an index that is a record, as in {first_visit: true} or {code: X}."
-        )
-    if counts["rows_unobserved"] and rule.start is None and PERIOD_END not in code:
-        out.append(
+            "died. Take an index that is a record, as in {first_visit: true} or {code: X}.",
+        ),
+        (
+            counts["rows_unobserved"] and rule.start is None and PERIOD_END not in code,
             f"Some people whose index comes after their last {code} have rows other than a death after the index. If "
             "they were under observation again, name the code at which that begins, as in "
-            f"censoring: {{code: {code}, start: X}}."
-        )
-    return out
+            f"censoring: {{code: {code}, start: X}}.",
+        ),
+    )
+    return [text for holds, text in rules if holds]
 
 
 # ---- whether an outcome could happen: times in which its codes were not in use yet, or no more ----
