@@ -4,9 +4,11 @@ Readers and cleaning rules count into an `ImportReport`; `ehrseq import` prints 
 `metadata/import_report.json`. It names files, columns, rows and lines, and never holds a patient's value.
 """
 
+import tomllib
 from bisect import bisect_right
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,139 +27,15 @@ UNSURE = (
     "import.provisional=confirmed"
 )
 _TABLE_BITS = 40  # the number of a row is table · 2⁴⁰ + its position in the table
-# Of a row that made several rows of ours, the last reason in this order counts.
-REASONS = {
-    "malformed_line": "a stray quote, or another number of fields than the header",
-    "no_type": "no resource type",
-    "not_read": "resources of this type are not read",
-    "not_done": "it says that it is wrong, did not happen, or was ruled out",
-    "no_result": "it says that its result is absent",
-    "modified": "an extension that is not read may change its meaning (modifierExtension)",
-    "older_version": "a newer version of the same resource is there",
-    "subsetted": "a copy that lacks some elements (SUBSETTED), beside the whole resource",
-    "withdrawn": "the source says that it was deleted",
-    "replaced": "the record of a patient that another record replaces",
-    "of_another": "it is about somebody or something else than its subject (`focus`)",
-    "adjusted": "a bill that a later bill replaces or voids",
-    "no_diagnosis": "a bill without a diagnosis of its own: Conditions that it refers to are read themselves",
-    "looked_up": "read where another resource refers to it",
-    "no_person": "the person id is missing or cannot be read (in FHIR, an `identifier` alone cannot be followed)",
-    "no_code": "no code",
-    "no_time": "no readable date",
-    "duplicates": "equals another row",
-    "overlapping_periods": "merged into another observation period",
-    "two_deaths": "a further death of the same person: the earliest counts",
-    "vaguer_death": "a death without a day: a more precise one of the same person counts",
-    "two_births": "a further birth of the same person: the earliest counts",
-    "open_end": "a death in the far future: it means that nobody has died yet",
-    "issued_after_death": "a result that was issued after the death of its person",
-    "nobody": "the person has no row with a time other than the birth",
-    "unknown_person": "the person is not in the table of persons",
-}
+_TEXTS = tomllib.loads(Path(__file__).with_name("rules.toml").read_text("utf-8"))
+REASONS: dict[str, str] = _TEXTS["reasons"]
+RULES: dict[str, str] = _TEXTS["rules"]
 FATES = {
     reason: number for number, reason in enumerate(REASONS, start=1)
 }  # of rows, in `TableCounts.fates`
 _KEPT = len(REASONS) + 1
-# The content of these rows is in the output, or belongs to no record of events.
-_NOT_LOST = {
-    "vaguer_death",
-    "duplicates",
-    "overlapping_periods",
-    "not_read",
-    "not_done",
-    "no_result",
-    "no_diagnosis",
-    "looked_up",
-    "older_version",
-    "subsetted",
-    "issued_after_death",
-    "of_another",
-    "adjusted",
-    "withdrawn",
-    "replaced",
-    "open_end",
-}
-RULES = {
-    "malformed_line": "lines with a stray quote or another number of fields than the header were dropped",
-    "no_person": "the person id is missing or cannot be read (in FHIR, an `identifier` alone cannot be followed)",
-    "unknown_person": "rows of persons that are not in the table of persons were dropped",
-    "no_time": "rows without a readable date were dropped",
-    "no_code": "rows without a code were dropped",
-    "unmapped": "rows whose concept is 0 or missing were kept as OMOP//0//DOMAIN, without their number",
-    "uncoded": "concepts without a code, or with null flavours, were kept as FHIR//0//TYPE: their text may hold a name",
-    "partial_date": "dates without a day were put at the end of their month or year, births and stays at its start",
-    "not_done": "resources that say that they are wrong, did not happen or were ruled out were left out",
-    "no_result": "results that are absent, with a reason, were left out",
-    "bound": "values that are a bound, such as <5, were kept as text, without a number",
-    "modified": "resources, or components of them, with an unknown modifier extension were left out",
-    "late_issue": "results whose issue lies over 90 days after them stand at their own time",
-    "subsetted": "copies of resources that lack some elements were left out beside the whole ones",
-    "older_version": "resources of which a newer version is there were left out",
-    "withdrawn": "resources that the source says were deleted were left out",
-    "provisional": "diagnoses that are not confirmed (differential, provisional …) got the ending //provisional",
-    "of_another": "results that are about somebody or something else than their subject (`focus`) were left out",
-    "adjusted": "bills that a later bill replaces or voids were left out",
-    "linked": "patients' records were joined with others that their source links: one person",
-    "linked_many": "persons have more than five linked records: check that these are no different people",
-    "shared_number": "patients' records share a record number with another, and may be one person: not joined",
-    "replaced": "patients' records were merged into the record that replaces them",
-    "undated": "conditions, procedures and the like without a date were put at the end of their visit",
-    "fixed_code": "line breaks and runs of blanks in codes became one blank",
-    "duplicates": "rows that repeat another row exactly were dropped",
-    "dangling_encounter": "rows whose visit does not exist for that person were kept without it",
-    "outside_visit": "rows more than a day before or after their visit were kept without it, or they would stretch it",
-    "began_before": "conditions and reports without a recording date began before their visit: put at its end",
-    "billed": "bills of a stay of more than a day were put at its end, because they are written then",
-    "part": "parts of a stay of the same class as the stay got the ending //PART: they are no stays of their own",
-    "date_only": "dates without a time were put at the end of their day, or of their visit where that is earlier",
-    "unclosed_stay": "of the stays without an end have no row in the 30 days before the draw: nobody closed them",
-    "open_stay": "stays have no end: their source says that the person was still there, or gives none",
-    "moved": "stays went on in another hospital within a day, as their destination says: one episode of care",
-    "transferred": "stays ended with a move to another hospital of which there is no record: no discharge",
-    "interim_bill": "bills of a stay that went on were joined with the next one of that site",
-    "short_gap": "stays began at another site within a day of a stay's end that names no hospital: not joined",
-    "end_before_start": "ends that lie before their start were dropped",
-    "open_end": "ends and deaths in the far future were dropped: they mean that nothing had ended yet",
-    "two_births": "persons with several births got the earliest",
-    "births_apart": "ids have births more than a year apart: each may be two people",
-    "two_sexes": "ids have both sexes: each may be two people",
-    "death_at_discharge": "deaths known by their day were put at the end of the stay that ended on that day",
-    "stated_death": "persons have no recorded death and a stay that ended by death: they died at its end",
-    "two_deaths": "persons with several deaths got the earliest",
-    "vague_death": "deaths known by their year or month gave way to a more precise one of that time",
-    "death_conflict": "persons have deaths that contradict one another: the earliest counts",
-    "no_birth": "persons have no date of birth: their age is unknown",
-    "overlapping_periods": "observation periods that overlap or touch were merged",
-    "none_code": "codes are the text None",
-    "far_day": "moments more than a day away from the date of their row lost their clock: the date counts",
-    "near_day": "moments on the day before or after the date of their row were kept",
-    "no_number": "values that are no number were dropped, their code kept",
-    "unlisted": "texts that the map's `codes` does not list made no event",
-    "undated_death": "persons have died at an unknown time: a row MEDS_DEATH without a time says so",
-    "nobody": "persons without any row with a time, besides their birth, were left out",
-}
-_MIXED = (
-    "births_apart",
-    "two_sexes",
-    "death_conflict",
-    "undated_death",
-    "linked_many",
-    "shared_number",
-)  # rules that an analyst should know of
+_KINDS: dict[str, list[str]] = _TEXTS["kinds"]
 EVERYBODY, DEAD = "everybody", "dead"  # whom the rules touch is held against these people
-# rules that mend a defect of the source; the others touch long records most, and these are of people who died
-_OF_DEFECTS = {
-    "no_time",
-    "no_code",
-    "nobody",
-    "no_birth",
-    "births_apart",
-    "two_sexes",
-    "end_before_start",
-    "dangling_encounter",
-    "outside_visit",
-    "unclosed_stay",
-}
 RuleCounts = Counter[str]  # how often each rule of RULES was applied
 
 
@@ -237,7 +115,9 @@ class TableCounts:
     @property
     def lost(self) -> Counter[str]:
         """Reason → rows whose content is not in the output."""
-        return Counter({name: n for name, n in self.dropped.items() if name not in _NOT_LOST})
+        return Counter(
+            {name: n for name, n in self.dropped.items() if name not in _KINDS["not_lost"]}
+        )
 
     def _example(self, reason: str) -> dict[str, object] | None:
         """File and row or line of the first row that was dropped for a reason, never its content."""
@@ -436,7 +316,9 @@ class ImportReport:
 
     def warnings(self) -> list[str]:
         """What an analyst should check before using the data."""
-        mixed = [f"{self.counts[name]:,} {RULES[name]}" for name in _MIXED if self.counts[name]]
+        mixed = [
+            f"{self.counts[name]:,} {RULES[name]}" for name in _KINDS["warned"] if self.counts[name]
+        ]
         lines = [line for table in self.tables.values() for line in table.warnings()]
         return self.cautions + mixed + self._unequal() + lines
 
@@ -444,7 +326,7 @@ class ImportReport:
         """Warnings of rules that touch another share of the people who died than of the others."""
         people, out = self.people(), list[str]()
         n, dead = people.pop(EVERYBODY, (0, 0))
-        for name in sorted(people.keys() & _OF_DEFECTS):
+        for name in sorted(people.keys() & _KINDS["of_defects"]):
             touched, died = people[name]
             some, whole = (died, touched - died), (dead, n - dead)
             if unequal(some, whole):

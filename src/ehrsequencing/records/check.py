@@ -140,6 +140,10 @@ def check_data(
         filled = fill(folder, work, jobs=jobs, progress=progress, allow_empty=True)
         splits = {name: open_arrays(Timelines, folder / "visits" / name) for name in SPLITS}
         known, min_subjects = filled["known_training_rows"], study.vocabulary.min_subjects
+        visits, tokens = (
+            sum(len(getattr(part, name)) for part in splits.values())
+            for name in ("start_us", "codes")
+        )
         facts = {
             **{name: filled[name] for name in ("splits", "rows", "years", "calendar", "late_rows")},
             "subjects": {
@@ -153,7 +157,15 @@ def check_data(
                 "known_training_rows": known,
                 "min_subjects": min_subjects,
             },
-            "visits": _visits(list(splits.values())),
+            "visits": {
+                "all": visits,
+                f"over_{LONG_VISIT_DAYS}_days": _total(
+                    part.end_us - part.start_us > LONG_VISIT_DAYS * DAY_US
+                    for part in splits.values()
+                ),
+                "per_subject": round(visits / max(sum(map(len, splits.values())), 1), 2),
+                "codes_per_visit": round(tokens / max(visits, 1), 2),
+            },
             "warnings": [
                 *data_warnings(filled, min_subjects=min_subjects),
                 *filled["numbers"],
@@ -167,18 +179,6 @@ def check_data(
 
 def _total(masks: Iterable[Bools]) -> int:
     return sum(int(np.count_nonzero(mask)) for mask in masks)
-
-
-def _visits(splits: Sequence[Timelines]) -> dict[str, Any]:
-    subjects, visits = sum(map(len, splits)), sum(len(part.start_us) for part in splits)
-    codes = sum(len(part.codes) for part in splits)
-    long_us = LONG_VISIT_DAYS * DAY_US
-    return {
-        "all": visits,
-        f"over_{LONG_VISIT_DAYS}_days": _total(s.end_us - s.start_us > long_us for s in splits),
-        "per_subject": round(visits / max(subjects, 1), 2),
-        "codes_per_visit": round(codes / max(visits, 1), 2),
-    }
 
 
 def _check_task(folder: Path, task: TaskConfig, reader: MedsReader | None) -> TaskCheck:

@@ -45,7 +45,6 @@ from ehrsequencing.records.labels import (
     eligibility_steps,
     read_index_times,
 )
-from ehrsequencing.records.outcomes import outcome_finder
 from ehrsequencing.records.visits import (
     Record,
     Visits,
@@ -161,7 +160,10 @@ class CohortBuilder:
         )
         self.marks = CodeMatcher(quiet, parents=parents)  # rows in which nothing happens
         self.eligibility = Eligibility(task.eligibility, parents=parents)
-        self.outcomes = outcome_finder(task, parents or {})
+        self.outcomes: CodeMatcher | None = None
+        if task.outcomes is not None:
+            self.outcomes = CodeMatcher(task.outcomes.codes, parents=parents, confirmed=True)
+            self.outcomes.refuse_conditions(f"task {task.name}, outcomes.codes")
         self.index_times: IndexTimes | None = None
         if index.file is not None:
             self.index_times = read_index_times(Path(index.file), cohort_id=index.cohort_id)
@@ -171,7 +173,7 @@ class CohortBuilder:
     ) -> None:
         """Refuse a task whose codes match nothing, naming codes that come close, or whose index file knows nobody."""
         named = [("index.code", self.index_codes), ("censoring.code", self.censoring_codes)]
-        named.append(("outcomes.codes", self.outcomes.matcher if self.outcomes else None))
+        named.append(("outcomes.codes", self.outcomes))
         named += [("eligibility.must_have", codes) for _, codes in self.eligibility.must_have]
         if self.task.censoring.start is not None:
             named.append(("censoring.start", self.start_codes))

@@ -54,6 +54,7 @@ from ehrsequencing.records.meds import (
     MedsReader,
     read_card,
 )
+from ehrsequencing.records.outcomes import find_outcomes
 from ehrsequencing.records.splits import (
     SplitLookup,
     cut_by_design,
@@ -200,7 +201,7 @@ class ShardWork:
             tally.add_cohort(cohort, split, record)
             tally.follow_up.update(count_ends(builder, record, cohort.rows, dataset_end_us))
             rows = encode_rows(record, cohort.rows, self._vocabulary)
-            events_ = builder.outcomes.find(record) if builder.outcomes else None
+            events_ = find_outcomes(record, builder.outcomes) if builder.outcomes else None
             outcomes = [events_.take(part) for part in parts] if events_ else []
             tasks.append((tally, [rows.take(part) for part in parts], outcomes))
         doubtful = np.unique(events.subject_id[events.is_code(DOUBTFUL_DEATH)])
