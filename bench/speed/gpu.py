@@ -41,8 +41,8 @@ from ehrsequencing.core.outputs import HISTORY
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import build_model
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.training.device import autocast
 from ehrsequencing.training.plan import Plan
-from ehrsequencing.training.processes import autocast
 from ehrsequencing.training.train import Trainer
 
 Row = dict[str, Any]

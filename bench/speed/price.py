@@ -3,8 +3,9 @@
     python -m bench price OUT --set pbc2 --divisions 20007-20016 --source new=src --source old=BUILD/src
 
 Each division of each set is prepared and trained by every source in processes of its own with one thread, interleaved;
-`OUT/price.json` keeps, by source, the CPU seconds of the training and the mean NLL of the held-out people's rows. What
-is there already is kept. `--settings` adds settings to one source, as in `--settings "short=training.epochs=10"`.
+`OUT/price.json` keeps, by source, the CPU seconds of the training (all of the process, and its imports) and the mean
+NLL of the held-out people's rows. What is there already is kept. `--settings` adds settings to one source, as in
+`--settings "short=training.epochs=10"`. `--table` adds the price of a landmark table with LightGBM.
 
 P12's divisions are its five published ones, 1 to 5. The simulated sets are those of `ehrseq simulate`; a division is a
 seed of theirs.
@@ -32,19 +33,63 @@ TASKS = {
     "simulated2000": ("", ""),
     "simulated20000": ("", ""),
 }
+# imports apart: lightgbm's loads scikit-learn and pandas; torch is not loaded where no network is trained
 TRAIN = """
-import json, resource, sys
+import importlib, json, resource, sys
 from pathlib import Path
+prepared, out, found, *settings = sys.argv[1:]
+has_network = "training.network=false" not in settings
+for name in ("lightgbm", "scipy.optimize", *(["torch"] if has_network else [])):
+    importlib.import_module(name)
 from ehrsequencing.api.training import train
 from ehrsequencing.config import load_study
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
-prepared, out, found, *settings = sys.argv[1:]
+def cpu():
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+imports = cpu()
 train(Prepared(Path(prepared)), Path(out), study=load_study(None, settings), progress=False)
-used = resource.getrusage(resource.RUSAGE_SELF)
+facts = {"cpu": cpu(), "imports": imports}
+facts["peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 run = Run(Path(out))
-nll = run.predictor.nll(run.prepared().records(run.task.name, "held_out"))
-facts = {"cpu": used.ru_utime + used.ru_stime, "peak_mib": used.ru_maxrss / 1024, "nll": float(nll.mean())}
+facts["nll"] = float(run.predictor.nll(run.prepared().records(run.task.name, "held_out")).mean())
+Path(found).write_text(json.dumps(facts))
+"""
+# what a competent user would do: a row a person and landmark, the league's features, a classifier a cause and horizon
+TABLE = """
+import json, resource, sys
+from pathlib import Path
+import lightgbm, numpy as np
+from bench.accuracy._league_features import Columns, Events, feature_table, known_events
+from bench.accuracy._league_tasks import LandmarkRows
+from ehrsequencing.records.prepared import Prepared
+def cpu():
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+imports = cpu()
+prepared, meds, found = Prepared(Path(sys.argv[1])), Path(sys.argv[2]), Path(sys.argv[3])
+task = prepared.task(prepared.only_task())
+rows = {name: LandmarkRows.of(prepared, task, name) for name in ("train", "tuning", "held_out")}
+events = Events.read(meds)
+at = {name: one.column("prediction_us") for name, one in rows.items()}
+columns = Columns.choose(events, known_events(events, rows["train"].subject_id, at["train"]))
+x, day, cause = {}, {}, {}
+for name, one in rows.items():
+    x[name] = feature_table(events, one.subject_id, at[name], one.column("index_us"), columns=columns)
+    day[name], cause[name] = one.column("duration_days"), one.column("cause")
+settings = {"objective": "binary", "learning_rate": 0.05, "num_leaves": 15, "min_data_in_leaf": 20, "lambda_l2": 1.0}
+settings |= {"feature_fraction": 0.5, "num_threads": 1, "verbosity": -1, "seed": 0}
+for number, horizon in ((e, h) for e in range(1, len(task.causes) + 1) for h in task.horizons):
+    known = {name: (day[name] >= horizon) | (cause[name] > 0) for name in rows}
+    y = {name: ((cause[name] == number) & (day[name] <= horizon))[known[name]] for name in rows}
+    if not (0 < y["train"].sum() < len(y["train"]) and 0 < y["tuning"].sum()):
+        continue
+    sets = {name: lightgbm.Dataset(x[name][known[name]], y[name]) for name in ("train", "tuning")}
+    stop = lightgbm.early_stopping(25, verbose=False)
+    model = lightgbm.train(settings, sets["train"], 500, valid_sets=[sets["tuning"]], callbacks=[stop])
+    model.predict(x["held_out"])
+facts = {"cpu": cpu(), "imports": imports, "nll": float("nan")}
 Path(found).write_text(json.dumps(facts))
 """
 
@@ -62,9 +107,14 @@ def main() -> None:
     parser.add_argument(
         "--settings", action="append", default=[], help="NAME=SETTING=VALUE for a source"
     )
+    parser.add_argument(
+        "--table", action="store_true", help="also LightGBM on a landmark table, as source `table`"
+    )
     asked = parser.parse_args()
     first, _, last = asked.divisions.partition("-")
     sources = dict(one.split("=", 1) for one in asked.source)
+    if asked.table:
+        sources["table"] = next(iter(sources.values()))
     more: dict[str, list[str]] = {}
     for one in asked.settings:
         name, _, setting = one.partition("=")
@@ -113,29 +163,36 @@ def trained(
         subprocess.run([*command, *splits], check=True, env=environment, stdout=subprocess.DEVNULL)
     subprocess.run(["rm", "-rf", str(run)], check=True)
     command = [sys.executable, "-c", TRAIN, str(prepared), str(run), str(facts), *settings]
+    if name == "table":
+        command = [sys.executable, "-c", TABLE, str(prepared), str(meds), str(facts)]
     subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
     subprocess.run(["rm", "-rf", str(run)], check=True)
     return json.loads(facts.read_text())
 
 
 def print_table(found: dict[str, Any], name: str, sources: list[str]) -> None:
-    """Means over divisions, and each source less the last one."""
+    """Means over divisions, and each source less the last one but a table, and its cost over that of the last one."""
     rows: dict[str, dict[str, Any]] = {source: {} for source in sources}
     for key, facts in found.items():
         of, division, source = key.split("/")
         if of == name and source in rows:
             rows[source][division] = facts
-    last = sources[-1]
-    print(f"{name}: source, divisions, CPU s, NLL, NLL less {last} (mean, s.e., better in)")
+    last = [source for source in sources if source != "table"][-1]
+    print(
+        f"{name}: source, divisions, CPU s, of it imports, NLL, less {last} (mean, s.e., better in)"
+    )
     for source in sources:
         both = sorted(set(rows[source]) & set(rows[last]))
         less = np.array([rows[source][d]["nll"] - rows[last][d]["nll"] for d in both])
-        cpu = np.mean([one["cpu"] for one in rows[source].values()])
-        nll = np.mean([one["nll"] for one in rows[source].values()])
+        mean = {
+            what: np.mean([one.get(what, np.nan) for one in rows[source].values()])
+            for what in ("cpu", "imports", "nll")
+        }
         se = less.std(ddof=1) / len(less) ** 0.5 if len(less) > 1 else float("nan")
         better = f"{int((less < 0).sum())} of {len(less)}"
         print(
-            f"  {source:12} {len(rows[source]):3} {cpu:8.1f} {nll:8.4f} {less.mean():+.4f} ({se:.4f}) {better}"
+            f"  {source:12} {len(rows[source]):3} {mean['cpu']:8.1f} {mean['imports']:6.1f}"
+            f" {mean['nll']:8.4f} {less.mean():+.4f} ({se:.4f}) {better}"
         )
 
 

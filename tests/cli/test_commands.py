@@ -36,6 +36,19 @@ def test_reading_records_needs_no_torch_and_no_scikit_learn(data: Path, task: Pa
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "[0, 0] []\n"
 
 
+def test_a_run_without_a_network_needs_no_torch(sim_data: Path, tmp_path: Path) -> None:
+    out, few = tmp_path / "study", ["evaluation.bootstrap=0", "evaluation.explained_subjects=5"]
+    given = [
+        ["run", str(sim_data), "--task", str(sim_data / "task.yaml"), "--out", str(out), "--quick", *few],
+        ["evaluate", str(out / "run"), "evaluation.bootstrap=0"],
+        ["predict", str(out / "run"), str(sim_data), "--out", str(tmp_path / "list.csv")],
+    ]
+    run = "import sys; from typer.testing import CliRunner; from ehrsequencing.cli.app import app"
+    lines = f"{run}; codes = [CliRunner().invoke(app, words).exit_code for words in {given}]"
+    command = [sys.executable, "-c", f"{lines}; print(codes, 'torch' in sys.modules)"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "[0, 0, 0] False\n"
+
+
 def test_wrong_settings_and_wrong_folders_are_named(data: Path, task: Path, tmp_path: Path) -> None:
     out = ("--out", tmp_path / "set")
     assert "visits.bye" in refused("prepare", data, "visits.bye=day", "--task", task, *out)

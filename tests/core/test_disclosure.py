@@ -25,6 +25,7 @@ from ehrsequencing.reporting.share import model_card
 from ehrsequencing.reporting.terminal import metric_lines
 from ehrsequencing.results import redaction
 from ehrsequencing.results.redaction import INDIVIDUAL, redact
+from ehrsequencing.results.result_types import place_of
 from helpers.disclosure import as_real
 from helpers.metrics_json import WIDE, complete
 
@@ -68,6 +69,7 @@ UNROUNDED: dict[str, Callable[..., Any]] = {
     "_attrition": list,
     "_followed": lambda row, at_risk: dict(row),
     "_counted": dict,
+    "_by_shown_events": lambda row, cells: row,
 }
 
 
@@ -190,6 +192,15 @@ def counted(exact: dict[str, Any]) -> dict[str, Any]:
         }
         row |= {f"{name}{end}": share for name, share in shares.items() for end in limits}
         row["treat_all"] = [(row["events"] - (row["n"] - row["events"]) * w) / row["n"] for w in odds]
+    largest: dict[Any, float] = {}
+    for row in [*exact["metrics"], *exact["subgroups"]]:
+        ratio = (row.get("events") or 0) / 41.7  # what the hazards expect is no count
+        estimate = dict.fromkeys(("value", "low", "high"), ratio)
+        row |= estimate if row.get("metric") == "oe" else {}
+        if row.get("oe"):
+            row["oe"] |= estimate
+            reference = largest.setdefault((row["group"], *place_of(row)), ratio)
+            row["oe_difference"] = dict.fromkeys(estimate, ratio - reference)
     at_risk = {row["landmark_days"]: row["subjects"] for row in exact["at_risk"]}
     for row in exact["smallest_g"]:
         row["g"] = exact["followed"] / max(at_risk[row["landmark_days"]], 1)
@@ -302,22 +313,26 @@ def test_a_share_of_people_stands_for_nobody_or_for_eleven(people: int, some: in
 def test_a_cell_without_enough_people_has_no_metric_and_others_have_three_decimals() -> None:
     exact = complete(subjects=700, **WIDE)
     told = redact(exact)
-    few = {
-        (row["landmark_days"], cause, horizon)
+    cells = {
+        (row["landmark_days"], cause, horizon): (count, row["subjects"])
         for row in exact["at_risk"]
         for cause, events in row["events"].items()
         for horizon, count in zip(exact["horizons_days"], events, strict=True)
-        if not enough_people(count, row["subjects"])
     }
+    few = {place for place, counts in cells.items() if not enough_people(*counts)}
     assert few
     kept = 0
     for before, row in zip(exact["metrics"], told["metrics"], strict=True):
         value = before["value"]
-        if (row["landmark_days"], row["cause"], row["horizon_days"]) in few:
+        if place_of(row) in few:
             assert row["value"] is row["low"] is row["high"] is None
             assert row["reason"] == "too few events"
         elif value is not None:
             kept += 1
+            if row["metric"] == "oe":  # of the events that are shown
+                events = cells[place_of(row)][0]
+                value *= disclosure.nearest(events) / events
+                assert row["low"] - 0.001 < before["low"] < before["high"] < row["high"] + 0.001
             assert row["value"] == round(value, 4 if row["metric"] == "nll" else 3)
     assert kept > 20
     for name in ("smooth_calibration", "decision"):

@@ -24,8 +24,8 @@ from ehrsequencing.core.outputs import HISTORY, MANIFEST
 from ehrsequencing.core.signals import Stopped, noted_signals
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.training.checkpoints import load_checkpoint, saved_at_signals
 from ehrsequencing.training.loop import Progress
-from ehrsequencing.training.run_folder import load_checkpoint, saved_at_signals
 from helpers.faults.driver import COMMANDS, TINY
 from helpers.storage import everything, in_a_process
 from helpers.training import NetworkTrainer as Trainer

@@ -14,7 +14,7 @@ from pathlib import Path
 from ehrsequencing.config import StudyConfig, load_study
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.fit import fit
-from ehrsequencing.training.loop import Progress, ShowProgress, show_nothing
+from ehrsequencing.training.loop import Progress, ShowProgress
 from ehrsequencing.training.plan import Plan
 from ehrsequencing.training.processes import ALONE, Processes
 from ehrsequencing.training.run_folder import BEGUN
@@ -56,7 +56,7 @@ class NetworkTrainer(Trainer):
         self.train_rows, self.tuning_rows = self.plan.train.rows, self.plan.tuning.rows
         self.transfer, self.fingerprint = self.plan.transfer, self.plan.fingerprint
 
-    def fit(self, *, resume: bool = False, on_progress: ShowProgress = show_nothing) -> None:
+    def fit(self, *, resume: bool = False, on_progress: ShowProgress = lambda _: None) -> None:
         """Train it, and write the run."""
         fit(self.plan, self.out, resume=resume, trainer=self, processes=self.processes, on_progress=on_progress)
 

@@ -22,9 +22,10 @@ from ehrsequencing.config import load_study
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.signals import Stopped
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.training.checkpoints import TrainingState
 from ehrsequencing.training.loop import Progress
-from ehrsequencing.training.processes import ALONE, Processes, joined_processes
-from ehrsequencing.training.run_folder import TrainingState
+from ehrsequencing.training.processes import ALONE, Processes
+from ehrsequencing.training.torchrun import ProcessesOfTorchrun, joined_processes
 from helpers.training import NetworkTrainer as Trainer
 
 TINY = (
@@ -70,7 +71,7 @@ def mean_of_means(self: Processes, parameters: Any, gradients: Any, numbers: Ten
     return [None if one is None else one / self.count for one in summed], numbers
 
 
-TRUE_SUM = Processes.sum_gradients
+TRUE_SUM = ProcessesOfTorchrun.sum_gradients
 
 
 def stop_at(number: int) -> Callable[[Progress], None]:
@@ -102,9 +103,9 @@ def main(prepared: Path, out: Path) -> None:
             for step, subjects in steps(one).items():
                 save_file(step_sums(one, subjects), out / f"sums {name} {step} {us.rank}.safetensors")
         one = trainer(prepared, out / "nowhere", us)
-        Processes.sum_gradients = mean_of_means  # type: ignore[method-assign]
+        ProcessesOfTorchrun.sum_gradients = mean_of_means  # type: ignore[method-assign]
         save_file(step_sums(one, steps(one)["drawn"]), out / f"mean {us.rank}.safetensors")
-        Processes.sum_gradients = TRUE_SUM  # type: ignore[method-assign]
+        ProcessesOfTorchrun.sum_gradients = TRUE_SUM  # type: ignore[method-assign]
 
         stopped = resumed(prepared, out / "resumed", us)
         (out / f"stopped {us.rank}.json").write_text(json.dumps(stopped))

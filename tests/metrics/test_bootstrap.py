@@ -12,7 +12,7 @@ import ehrsequencing as eh
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.metrics import bootstrap, discrimination
 from ehrsequencing.metrics.accuracy import decision_curve
-from ehrsequencing.metrics.bootstrap import bootstrap_subjects, logit_interval, percentile_interval
+from ehrsequencing.metrics.bootstrap import bootstrap_subjects, percentile_interval, scaled_interval
 from ehrsequencing.metrics.outcomes import ScoredRows
 from helpers.metric_table import metric_table
 
@@ -125,7 +125,7 @@ def test_shares_and_their_limits_stay_between_zero_and_one() -> None:
     curve = decision_curve(ScoredRows.of(*outcome, weights=weights), [0.1, 0.3, 0.5])
     for share in (curve.ppv, curve.sensitivity):
         assert np.nanmax(share) <= 1 + 1e-12
-    low, high = logit_interval([0.97, 0.5, 1.0], np.clip(rng.normal([0.97, 0.5, 1.0], 0.05, (300, 3)), 0, 1))
+    low, high = scaled_interval([0.97, 0.5, 1.0], np.clip(rng.normal([0.97, 0.5, 1.0], 0.05, (300, 3)), 0, 1), "logit")
     assert 0 < low[0] < 0.97 < high[0] < 1
     assert high[1] - 0.5 == pytest.approx(0.5 - low[1])
     assert np.isnan([low[2], high[2]]).all()

@@ -8,8 +8,8 @@ import torch
 
 from ehrsequencing.batches.loader import prefetched
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.training.processes import Losses
-from ehrsequencing.training.run_folder import TrainingState
+from ehrsequencing.training.checkpoints import TrainingState
+from ehrsequencing.training.device import Losses
 
 
 def test_the_next_item_is_made_in_another_thread_while_one_is_in_use() -> None:

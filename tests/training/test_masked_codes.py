@@ -14,8 +14,8 @@ from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig, TrainingConfig, load_study
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.training.checkpoints import TrainingState
 from ehrsequencing.training.objectives import BesideHazards, MaskedCodes, take_codes
-from ehrsequencing.training.run_folder import TrainingState
 from helpers.no_wait import check_no_wait
 from helpers.strategies import CODE_TYPES, VOCAB, Records, Subject, Visit, pack, records, sample_records
 from helpers.training import TINY, NetworkTrainer as Trainer

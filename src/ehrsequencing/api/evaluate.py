@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pandas as pd
 import pyarrow.parquet as pq
@@ -19,7 +19,6 @@ from ehrsequencing.core.files import private_folder, write_shareable
 from ehrsequencing.evaluation.context import read_tripod
 from ehrsequencing.evaluation.evaluate import evaluate as evaluate_run
 from ehrsequencing.evaluation.external import validate
-from ehrsequencing.evaluation.outcome_table import Progress, evaluate_outcomes
 from ehrsequencing.evaluation.pooling import FOLDER as WALK, walk as walk_run
 from ehrsequencing.evaluation.repeated_splits import FIRST_SEED, add_splits, repeated_splits
 from ehrsequencing.evaluation.results import place_in_run, read_for_owner
@@ -35,6 +34,9 @@ from ehrsequencing.prediction.run import (
 from ehrsequencing.reporting.pages import render_outcomes, render_pooled
 from ehrsequencing.reporting.report import ANSWER, PAGES, pages, write_page, write_report
 from ehrsequencing.results.result_types import Exact, Shared, SharedAudit
+
+if TYPE_CHECKING:
+    from ehrsequencing.evaluation.outcome_table import Progress
 
 OUTCOME_NUMBERS, OUTCOME_PAGE = "outcome-metrics.json", "outcomes.html"
 
@@ -326,7 +328,7 @@ def report_outcomes(
     split: str,
     prepared: Path | None,
     settings: EvaluationConfig,
-    progress: Progress,
+    progress: "Progress",
 ) -> dict[str, Any] | None:
     """Evaluate every outcome of a run, and write its numbers and its page; both may be shared.
 
@@ -336,6 +338,8 @@ def report_outcomes(
     run = opened(run)
     if not run.outcomes:
         return None
+    from ehrsequencing.evaluation.outcome_table import evaluate_outcomes
+
     result = evaluate_outcomes(
         run, run.prepared(prepared), split=split, settings=settings, progress=progress
     )

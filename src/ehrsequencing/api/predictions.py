@@ -36,7 +36,6 @@ from ehrsequencing.prediction.predict import (
 from ehrsequencing.prediction.predict_some import predict_labels
 from ehrsequencing.prediction.prediction_file import Risks, columns_of_moment
 from ehrsequencing.prediction.run import Run, horizons_of, start_days_of
-from ehrsequencing.predictors.network import code_attention, states_of_rows
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.reporting.share import share_run
@@ -143,6 +142,8 @@ def attention_table(run: Run, records: NewRecords, subject: int | None) -> pa.Ta
     Raises:
         EhrseqError: The visit encoder gives no weights, or there is no such subject.
     """
+    from ehrsequencing.predictors.network import code_attention
+
     parts, names = [], pa.array(run.vocabulary.tokens)
     for encoded in records.encoded(Moment("all")) if subject is None else [own(records, subject)]:
         lines = encoded.timelines
@@ -177,6 +178,8 @@ def state_table(run: Run, records: NewRecords, *, at: str) -> pd.DataFrame:
         raise EhrseqError(
             "the visit head has no state at a day", where="embed", fix="use head=horizon"
         )
+    from ehrsequencing.predictors.network import states_of_rows
+
     parts = []
     for part in records.encoded(Moment(at)):
         states, _ = states_of_rows(run.model, part, code_types=run.code_types)

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from ehrsequencing.api.data import is_path, study_of
 from ehrsequencing.api.progress import Callback, print_line, training_bar
@@ -33,21 +33,20 @@ from ehrsequencing.core.outputs import (
     Kind,
     remove_existing,
 )
-from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.results.result_types import Origin
 from ehrsequencing.training import fit as training
-from ehrsequencing.training.objectives import LossFunction
 from ehrsequencing.training.plan import Plan, shape_of_inputs
-from ehrsequencing.training.pretraining.pretrain import Pretrainer
-from ehrsequencing.training.processes import joined_processes
+from ehrsequencing.training.processes import ALONE
 from ehrsequencing.training.run_folder import (
     RunFolder,
     alone_in,
     remove_unfinished,
 )
-from ehrsequencing.training.train import Trained, Trainer
-from ehrsequencing.training.transfer import Pretrained
+
+if TYPE_CHECKING:  # torch is imported where a network is made
+    from ehrsequencing.models.base import SurvivalModel
+    from ehrsequencing.training.objectives import LossFunction
 
 # a loss of one's own is learned by the network alone, unless these are given
 _NOTHING_ELSE = {"blend": False, "distillation": 0.0, "masked_codes": 0.0}
@@ -82,7 +81,7 @@ def fit(
     seeds: int | Sequence[int] | None = None,
     init: str | os.PathLike[str] | None = None,
     transfer: str | Mapping[str, Any] | None = None,
-    loss: LossFunction | None = None,
+    loss: "LossFunction | None" = None,
     callbacks: Sequence[Callback] = (),
     resume: bool | None = None,
     overwrite: bool = False,
@@ -211,7 +210,7 @@ def train(
     study: StudyConfig,
     task: str | None = None,
     init: Path | None = None,
-    loss: LossFunction | None = None,
+    loss: "LossFunction | None" = None,
     callbacks: Sequence[Callback] = (),
     resume: bool = False,
     overwrite: bool = False,
@@ -239,18 +238,29 @@ def train(
         Whether this process is the first one, which prints.
     """
     with ExitStack() as stack:
-        processes = stack.enter_context(joined_processes())
+        processes = ALONE
+        if "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            from ehrsequencing.training.torchrun import joined_processes
+
+            processes = stack.enter_context(joined_processes())
         if overwrite and processes.is_first:
             _make_room(prepared, out, RUN, resume=resume)
         if processes.is_first:
             stack.enter_context(alone_in(out))  # before the work begins
-        source = None if init is None else Pretrained(init)
+        source = trainer = None
+        if init is not None:
+            from ehrsequencing.training.transfer import Pretrained
+
+            source = Pretrained(init)
         name = task or prepared.only_task()
         is_first = processes.is_first
         tell = say if is_first else lambda _: None
         plan = replace(Plan.of(prepared, name, study, init=source, say=tell), loss=loss)
-        # made here, so that a loss that fails does so before trees are grown and a folder is made
-        trainer = None if loss is None else Trainer(plan, processes)
+        if loss is not None:
+            from ehrsequencing.training.train import Trainer
+
+            # made here, so that a loss that fails does so before trees are grown and a folder is made
+            trainer = Trainer(plan, processes)
         word = "NLL" if loss is None else "loss"
         each = callbacks if is_first else ()
         report = stack.enter_context(
@@ -307,7 +317,7 @@ def _make_room(prepared: Prepared, out: Path, kind: Kind, *, resume: bool) -> No
     remove_existing(out, kind)
 
 
-def _may_resume(study: StudyConfig, out: Path, loss: LossFunction | None) -> bool:
+def _may_resume(study: StudyConfig, out: Path, loss: "LossFunction | None") -> bool:
     """Whether to go on with what the folder holds, where nothing was said.
 
     Raises:
@@ -356,6 +366,8 @@ def pretrain(
     Raises:
         EhrseqError: A setting is unknown, the data cannot be used, or `out` holds something else.
     """
+    from ehrsequencing.training.pretraining.pretrain import Pretrainer
+
     folder, prepared = Path(out), _prepared(data)
     settings = study_of(study, sections, where="pretrain")
     refuse_changes(settings, prepared.study, "pretrain", file=None, by=prepared.folder)
@@ -368,7 +380,7 @@ def pretrain(
 
 
 def save_run(
-    model: SurvivalModel,
+    model: "SurvivalModel",
     data: Prepared | str | os.PathLike[str],
     *,
     out: str | os.PathLike[str],
@@ -399,6 +411,9 @@ def save_run(
         >>> run.manifest["trained"]
         'outside'
     """
+    from ehrsequencing.models.base import SurvivalModel
+    from ehrsequencing.training.train import Trained
+
     if not isinstance(model, SurvivalModel):
         raise EhrseqError(
             f"expected a model of ehrsequencing, got {type(model).__name__}",

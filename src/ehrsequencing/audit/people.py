@@ -1,6 +1,6 @@
 """People: who is in the data twice, how many are behind what is stored, and whom pretraining saw."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,6 @@ from ehrsequencing.records.vocabulary_fit import VocabularyFit
 from ehrsequencing.results.result_types import Origin
 from ehrsequencing.training.pretraining.targets import excluded_targets, names_of
 from ehrsequencing.training.run_folder import subjects_digest
-from ehrsequencing.training.transfer import links
 
 FEWEST_RARE = 3  # distinct visits that only the people with this very record have
 MOST_LOST, MOST_ALIKE = 3, 0.7  # visits lost in a row, and pairs of visits that a copy shares
@@ -210,6 +209,18 @@ CHECKS = (
 
 
 # ---- whom pretraining saw --------------------------------------------------------------------------------------------
+
+
+def links(init: Origin) -> Iterator[Origin]:
+    """The facts of every model that a run goes back to, the nearest first.
+
+    >>> [link["folder"] for link in links({"folder": "b", "init": {"folder": "a"}})]
+    ['b', 'a']
+    """
+    link: Origin | None = init
+    while link is not None:
+        yield link
+        link = link.get("init")
 
 
 def pretraining(data: AuditData) -> Finding:

@@ -6,13 +6,9 @@ Both ask the model through the loader, as predictions are made. `labels_in_recor
 from dataclasses import replace
 
 import numpy as np
-import torch
 
 from ehrsequencing.audit.data import AuditData, Check, Finding, judge
-from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints, Ints32
-from ehrsequencing.models.base import SurvivalModel
-from ehrsequencing.predictors.network import VISIT_BUDGET
 from ehrsequencing.records.events import DAY_US, STATIC
 from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
@@ -30,25 +26,12 @@ def answers(data: AuditData, records: TaskRecords) -> Floats:
     """(R, ·) logits at every row, NaN without an answer; of a blend, also the logarithms of the blended hazards."""
     out: Floats = np.full((len(records), 1), np.nan)
     if data.model is not None:
-        out = _logits(data.model, data, records)
+        from ehrsequencing.predictors.network import all_logits
+
+        out = all_logits(data.model, records, code_types=data.run.code_types)
     if data.run.blend is not None:
         logs = np.log(data.run.blend.all_hazards(records)).reshape(len(records), -1)
         out = logs if data.model is None else np.concatenate([out, logs], axis=1)
-    return out
-
-
-def _logits(model: SurvivalModel, data: AuditData, records: TaskRecords) -> Floats:
-    loader = SubjectLoader(
-        records, queries=not data.run.is_visit_head, code_types=data.run.code_types
-    )
-    out: Floats = np.full((len(records), 1), np.nan)
-    with torch.no_grad():
-        for step in loader.in_order(visit_budget=VISIT_BUDGET):
-            output = model(step.batch)
-            logits = output.reshape(len(output), -1).numpy()
-            if out.shape[1] != logits.shape[1]:
-                out = np.full((len(records), logits.shape[1]), np.nan)
-            out[step.rows] = logits[step.positions]
     return out
 
 

@@ -37,6 +37,16 @@ def nearest(count: float) -> int:
     return max(15, round(count + 2) // 5 * 5) if count >= SMALLEST_COUNT else 0
 
 
+def stands_for(count: int) -> tuple[int, int]:
+    """The least and the largest count that are shown as this one of 11 or more is.
+
+    >>> stands_for(12), stands_for(101)
+    ((11, 17), (98, 102))
+    """
+    shown = nearest(count)
+    return (SMALLEST_COUNT if shown == nearest(SMALLEST_COUNT) else shown - 2), shown + 2
+
+
 def count_text(count: int | str | None) -> str:
     """A count of people as text: `1,310`, `<11`.
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from ehrsequencing.config import EvaluationConfig, TaskConfig, format_days
 from ehrsequencing.config.files import read_yaml
@@ -16,7 +15,7 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, read_json_lines
 from ehrsequencing.core.made_of import made_of
 from ehrsequencing.core.outputs import ARRAYS_FILE, BLEND_FILE, HISTORY, RUN_NEEDS
-from ehrsequencing.core.version import __version__
+from ehrsequencing.core.version import versions
 from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.evaluation.population import Population, unobserved_tenths
 from ehrsequencing.evaluation.rivals import Evaluated
@@ -172,7 +171,7 @@ class Context:
             "title": task.heading,
             "split": population.split,
             "created": date.today().isoformat(),
-            "versions": {"ehrsequencing": __version__, "torch": torch.__version__},
+            "versions": versions(),
             "task": task.model_dump(mode="json"),
             "question": question(task),
             "data": {

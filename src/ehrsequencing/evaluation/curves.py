@@ -174,9 +174,11 @@ def _net_benefit(rows: ScoredRows, *, at: Floats) -> dict[str, Floats]:
 
 def _operating(found: dict[str, Estimate], place: tuple[int, int]) -> dict[str, list[float | None]]:
     """`OPERATING_COLUMNS` at each threshold."""
-    parts = [
-        part[place] for name in OPERATING for part in (found[name].value, *found[name].interval)
-    ]
+    share_above = replace(
+        found["flagged"], on="logit"
+    )  # the others by percentiles (docs/metrics.md)
+    shares = [share_above, *(found[name] for name in OPERATING[1:])]
+    parts = [part[place] for share in shares for part in (share.value, *share.interval)]
     return dict(
         zip(OPERATING_COLUMNS, [list(map(results.number, part)) for part in parts], strict=True)
     )

@@ -12,7 +12,7 @@ from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.core.disclosure import TOO_FEW
 from ehrsequencing.evaluation import results
 from ehrsequencing.evaluation.comparison import Comparison
-from ehrsequencing.metrics.bootstrap import interval_around, logit_interval, percentile_interval
+from ehrsequencing.metrics.bootstrap import interval_around, percentile_interval, scaled_interval
 from ehrsequencing.metrics.calibration import gap_days, incidence_gap, mean_distance
 from ehrsequencing.metrics.censoring import divide
 from ehrsequencing.metrics.outcomes import Metric, ScoredRows
@@ -35,18 +35,19 @@ class Estimate:
     samples: Floats  # (resamples, causes, horizons), with no resamples where there are no intervals
     events: Ints  # (causes, horizons) subjects with the event
     subjects: Ints  # (horizons,) subjects evaluated; with too few of them or of events the samples are NaN
-    on_logit: bool = False  # whether the interval is that of `logit_interval`
+    on: str | None = None  # the scale of its interval (`scaled_interval`); None: percentiles
 
     @cached_property
     def interval(self) -> tuple[Floats, Floats]:
         """Lower and upper limit (95 %) with the value between them, NaN where undefined."""
-        of = logit_interval if self.on_logit else interval_around
-        return of(self.value, self.samples)
+        if self.on:
+            return scaled_interval(self.value, self.samples, self.on)
+        return interval_around(self.value, self.samples)
 
     @cached_property
     def _biased(self) -> Bools:
         """Where resamples give limits, but limits that do not hold the value."""
-        if not len(self.samples) or self.on_logit:
+        if not len(self.samples) or self.on:
             return np.zeros(self.value.shape, dtype=bool)
         return (
             np.isnan(self.interval[0])
@@ -77,7 +78,7 @@ class Estimate:
     def minus(self, other: "Estimate") -> "Estimate":
         """The difference; each resample holds the same subjects for both."""
         value, samples = self.value - other.value, self.samples - other.samples
-        return replace(self, value=value, samples=samples, on_logit=False)
+        return replace(self, value=value, samples=samples, on=None)
 
 
 Estimates = dict[str, dict[str, dict[str, Estimate]]]  # cause → model → metric
@@ -139,7 +140,7 @@ def metric_estimates(
             of_parts = [_estimates(part, model, some) for part in parts]
             for metric in some:
                 whole = _joined([one[metric.key] for one in of_parts])
-                estimates[metric.key] = replace(whole, on_logit=metric.on_logit)
+                estimates[metric.key] = replace(whole, on=metric.on)
     return {metric.key: estimates[metric.key] for metric in metrics}
 
 

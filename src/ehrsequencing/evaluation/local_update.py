@@ -173,8 +173,10 @@ class _Local:
         days = exposure(self.edges_days, labels.entry_days, labels.duration_days)
         found: dict[str, Any] = {"nll": rounded(nll)}
         for e, cause in enumerate(self.causes):
-            ratio = float((labels.cause == e + 1).sum() / (hazards[:, e] * days).sum())
-            enough = labels.people(e) >= SMALLEST_COUNT
+            people = labels.people(e)
+            enough = people >= SMALLEST_COUNT
+            events = (labels.cause == e + 1).sum() * nearest(people) / max(people, 1)
+            ratio = float(events / (hazards[:, e] * days).sum())
             slope = float(fitted.slope[e, 0])
             found[cause] = {"oe": rounded(ratio), "slope": rounded(slope)} if enough else None
         return found

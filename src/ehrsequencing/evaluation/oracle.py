@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import torch
 
 from ehrsequencing.config import TaskConfig, load_task
 from ehrsequencing.core.arrays import Bools, Floats, Ints, row_blocks
@@ -20,8 +19,13 @@ from ehrsequencing.evaluation.comparison import ORACLE
 from ehrsequencing.evaluation.population import Population, rows_of
 from ehrsequencing.metrics.bootstrap import mean_by_subject
 from ehrsequencing.metrics.calibration import quantile_groups
-from ehrsequencing.metrics.hazards import event_bin, exposure, hazards_through, horizon_nll
-from ehrsequencing.models.hazards import cumulative_incidence
+from ehrsequencing.metrics.hazards import (
+    cumulative_incidence,
+    event_bin,
+    exposure,
+    hazards_through,
+    horizon_nll,
+)
 from ehrsequencing.predictors.predictor import Predictor
 from ehrsequencing.records.parquet_rows import read_batches
 from ehrsequencing.records.prepared import simulation_faults
@@ -101,12 +105,8 @@ class Truth:
     def risk(self, horizons_days: Floats) -> Floats:
         """(R, E, H) true cumulative incidence by each horizon; NaN without a truth."""
         hazards = np.maximum(np.nan_to_num(self.hazards, nan=1.0), _NO_HAZARD)
-        risk = cumulative_incidence(
-            torch.from_numpy(np.log(hazards)),
-            self.edges_days[1:-1].tolist(),
-            horizons_days=horizons_days.tolist(),
-        )
-        return np.where(self.known[:, None, None], risk.numpy(), np.nan)
+        risk = cumulative_incidence(hazards, self.edges_days[1:-1].tolist(), horizons_days)
+        return np.where(self.known[:, None, None], risk, np.nan)
 
 
 class TrueHazards(Predictor):

@@ -16,7 +16,7 @@ from ehrsequencing.core.disclosure import rounded
 from ehrsequencing.core.files import Shareable
 from ehrsequencing.evaluation.population import drawn_subjects
 from ehrsequencing.evaluation.subgroups import groups_of_rows
-from ehrsequencing.metrics.bootstrap import bootstrap_subjects, interval_around, logit_interval
+from ehrsequencing.metrics.bootstrap import bootstrap_subjects, scaled_interval
 from ehrsequencing.metrics.censoring import divide
 from ehrsequencing.metrics.discrimination import stratified_auc, wolbers_c
 from ehrsequencing.metrics.outcomes import ScoredRows
@@ -336,7 +336,7 @@ def _estimate(
     values: Floats, events: int, subjects: int, *, is_share: bool = True
 ) -> dict[str, Any]:
     """The whole's value, its interval over the resamples, and of how many people it is."""
-    low, high = (logit_interval if is_share else interval_around)(values[0], values[1:])
+    low, high = scaled_interval(values[0], values[1:], "logit" if is_share else "log")
     shown = [None if np.isnan(x) else round(float(x), 4) for x in (values[0], low, high)]
     return {
         "value": shown[0],

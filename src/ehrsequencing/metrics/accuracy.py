@@ -184,6 +184,7 @@ RECORDS = (
         better=-1,
         digits=4,
         compared=True,
+        on="logit",
         in_terminal=False,
     ),
     Metric(
@@ -193,6 +194,7 @@ RECORDS = (
         of=index_of_prediction_accuracy,
         better=1,
         compared=True,
+        on="log of the rest",
         margin=0.02,
     ),
     Metric(
@@ -203,6 +205,7 @@ RECORDS = (
         target=1.0,
         digits=2,
         part="calibration",
+        on="log",
         of_every_row=True,
     ),
     Metric(

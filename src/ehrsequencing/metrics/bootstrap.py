@@ -5,12 +5,12 @@ A subject comes with all its rows, or not at all.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import expit
+from scipy.special import expit, logit
 
 from ehrsequencing.core.arrays import Bools, Floats, Ints, Ints32
 from ehrsequencing.metrics.calibration import (
@@ -29,6 +29,15 @@ __all__ = ["bootstrap_subjects", "percentile_interval"]
 Z95 = 1.959964
 #: A share of a resample is taken to be so far from 0 and 1.
 LEAST_SHARE = 1e-3
+#: The scales on which metrics are symmetric: to them, cut off at a least share, and back.
+SCALES: dict[str, tuple[Callable[..., Floats], Callable[[Floats], Floats]]] = {
+    "logit": (lambda v, least=0.0: logit(np.clip(v, least, 1.0 - least)), expit),
+    "log": (lambda v, least=0.0: np.log(np.maximum(v, least)), np.exp),
+    "log of the rest": (
+        lambda v, least=0.0: np.log(np.maximum(1.0 - v, least)),
+        lambda x: 1.0 - np.exp(x),
+    ),
+}
 #: Elements of one block of weights.
 BLOCK_ELEMENTS = 2**22
 #: Elements of one (simulations, n) work array of `calibration_null`.
@@ -125,27 +134,29 @@ def interval_around(value: ArrayLike, samples: ArrayLike) -> tuple[Floats, Float
     )
 
 
-def logit_interval(value: ArrayLike, samples: ArrayLike) -> tuple[Floats, Floats]:
-    """Interval of a share by the sd of its resamples on the logit, logit v ± 1.96 · sd: within 0 and 1.
+def scaled_interval(value: ArrayLike, samples: ArrayLike, scale: str) -> tuple[Floats, Floats]:
+    """Interval of an estimate by the sd of its resamples on one of `SCALES`: g⁻¹(g(v) ± 1.96 · sd of g).
 
-    Percentiles of C hold what they should too seldom where events are few (docs/metrics.md).
+    Percentiles hold what they should too seldom where events are few (docs/metrics.md), and this stays in range.
 
     Args:
         value: (...) the estimate.
-        samples: (resamples, ...); no resamples, or a value of 0 or 1: no interval.
+        samples: (resamples, ...); no resamples, or a value at the end of the scale: no interval.
+        scale: `logit` of a share, `log` of a ratio, `log of the rest` of a share that may be negative, as IPA.
 
     Returns:
         Lower and upper limit, each (...); NaN where undefined, as of `percentile_interval`.
     """
+    to, back = SCALES[scale]
     point, drawn = np.asarray(value, dtype=np.float64), np.asarray(samples, dtype=np.float64)
     if not len(drawn):
         return np.full(point.shape, np.nan), np.full(point.shape, np.nan)
-    known = ~np.isnan(percentile_interval(drawn)[0]) & (point > 0) & (point < 1)
-    spread = np.nanstd(np.where(known, clipped_logit(drawn, LEAST_SHARE), 0.0), axis=0, ddof=1)
-    middle = clipped_logit(np.where(known, point, 0.5))
-    limits = (expit(middle + sign * Z95 * spread) for sign in (-1, 1))
-    lower, upper = (np.where(known, limit, np.nan) for limit in limits)
-    return lower, upper
+    with np.errstate(divide="ignore", invalid="ignore"):
+        middle = to(point)
+    known = ~np.isnan(percentile_interval(drawn)[0]) & np.isfinite(middle)
+    spread = np.nanstd(np.where(known, to(drawn, LEAST_SHARE), 0.0), axis=0, ddof=1)
+    lower, upper = np.sort([back(middle + sign * Z95 * spread) for sign in (-1, 1)], axis=0)
+    return np.where(known, lower, np.nan), np.where(known, upper, np.nan)
 
 
 def calibration_null(

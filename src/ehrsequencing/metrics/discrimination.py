@@ -89,7 +89,7 @@ RECORDS = (
         better=1,
         compared=True,
         margin=0.02,
-        on_logit=True,
+        on="logit",
     ),
     Metric(
         key="auc",
@@ -99,7 +99,7 @@ RECORDS = (
         better=1,
         compared=True,
         margin=0.02,
-        on_logit=True,
+        on="logit",
         in_terminal=False,
     ),
 )

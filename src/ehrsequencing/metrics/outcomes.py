@@ -278,8 +278,8 @@ class Metric:
     # a difference that does not matter; None where that depends on how frequent the event is
     margin: float | None = None
     interval: bool = True  # whether it has a bootstrap interval
-    # whether that is symmetric on the logit (`logit_interval`), and not by percentiles
-    on_logit: bool = False
+    # the scale on which that is symmetric (`scaled_interval`); None: by percentiles
+    on: Literal["logit", "log", "log of the rest"] | None = None
     # whether the table in the terminal has it; only for metrics that are taken everywhere
     in_terminal: bool = True
     # whether every row counts where the model has hazards, also one whose follow-up ends by design before the horizon

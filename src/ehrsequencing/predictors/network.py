@@ -13,10 +13,9 @@ from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import Ensemble
 from ehrsequencing.models.outcomes import onset_risk
 from ehrsequencing.models.segments import to_device
-from ehrsequencing.predictors.predictor import Known, Predictor, in_parts
+from ehrsequencing.predictors.predictor import NETWORK, Known, Predictor, in_parts
 from ehrsequencing.records.timelines import TaskRecords, Timelines
 
-NETWORK = "network"
 VISIT_BUDGET = 16_384  # visits in one forward pass of prediction
 OUTCOME_HAZARDS = 2**21  # hazards of outcomes that exist at once
 FEW_ROWS = (
@@ -91,6 +90,22 @@ def steps(
     """The batches in which the functions below answer."""
     loader = SubjectLoader.of_model(model.config, records, code_types=code_types)
     return loader.in_order(visit_budget=VISIT_BUDGET)
+
+
+@torch.no_grad()
+def all_logits(
+    model: SurvivalModel, records: TaskRecords, *, code_types: Ints | None = None
+) -> Floats:
+    """(R, ·) what the model gives at every row, whatever its head, of whole records; NaN for rows without an answer."""
+    loader = SubjectLoader(records, queries=model.config.head == "horizon", code_types=code_types)
+    out: Floats = np.full((len(records), 1), np.nan)
+    for step in loader.in_order(visit_budget=VISIT_BUDGET):
+        output = model(step.batch)
+        logits = output.reshape(len(output), -1).numpy()
+        if out.shape[1] != logits.shape[1]:
+            out = np.full((len(records), logits.shape[1]), np.nan)
+        out[step.rows] = logits[step.positions]
+    return out
 
 
 @torch.no_grad()

@@ -23,6 +23,7 @@ from ehrsequencing.records.vocabulary import Vocabulary
 
 __all__ = ["Predictor", "in_parts"]
 
+NETWORK = "network"  # name of that part
 PART_ROWS = 2_000  # prediction times that are answered at once
 
 

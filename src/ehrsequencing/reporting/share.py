@@ -10,8 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ehrsequencing.config import (
     EvaluationConfig,
     PretrainingConfig,
@@ -42,11 +40,10 @@ from ehrsequencing.core.outputs import (
     complete_folder,
     write_manifest,
 )
-from ehrsequencing.core.version import __version__
+from ehrsequencing.core.version import __version__, versions
 from ehrsequencing.evaluation.context import question
 from ehrsequencing.evaluation.results import read_result
 from ehrsequencing.metrics.registry import METRICS
-from ehrsequencing.models.base import CONFIG_FILE, WEIGHTS_FILE
 from ehrsequencing.prediction.run import UPDATE, Run, saved_audit
 from ehrsequencing.records.attrition import from_index
 from ehrsequencing.records.outcomes import OUTCOMES_FILE
@@ -57,7 +54,7 @@ from ehrsequencing.results.redaction import redact_people
 from ehrsequencing.results.result_types import Shared, place_of
 
 NOT_SHARED = "(not shared)"
-_COPIED = (CONFIG_FILE, WEIGHTS_FILE, "vocabulary.json", "vocabulary.safetensors")
+_COPIED = (*sorted(NETWORK_FILES), "vocabulary.json", "vocabulary.safetensors")
 
 
 def share_run(
@@ -145,13 +142,15 @@ def settings_to_share(study: StudyConfig) -> StudyConfig:
 def _manifest(run: Run, folder: Path) -> dict[str, object]:
     """Entries of the manifest: digests of what is in the folder, and nothing else that patients decide."""
     vocabulary = run.vocabulary.digest
-    answering = (folder / name for name in (WEIGHTS_FILE, BLEND_FILE, ARRAYS_FILE, "config.yaml"))
+    answering = (
+        folder / name for name in ("model.safetensors", BLEND_FILE, ARRAYS_FILE, "config.yaml")
+    )
     own = digest([vocabulary, *(sha256(path) for path in answering if path.exists())])
     noted = run.manifest.get("import", {})  # its time zone would tell of the place
     shared = {"excluded", "task", "parameters", "simulated", "update"}
     return {
         **SHARED_RUN.facts,
-        "versions": {"ehrsequencing": __version__, "torch": torch.__version__},
+        "versions": versions(),
         **{name: value for name, value in sorted(run.manifest.items()) if name in shared},
         "prepared": NOT_SHARED,
         "data": NOT_SHARED,

@@ -3,6 +3,7 @@
 `disclosure.py` has the rules.
 """
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from ehrsequencing.core.disclosure import (
     rounded,
     shareable_count,
     shareable_rate,
+    stands_for,
 )
 from ehrsequencing.core.files import Shareable
 from ehrsequencing.records.account import TrainingPeople
@@ -99,7 +101,7 @@ def redact(result: Exact | Shared, *, decimals: bool = True) -> Shareable[Shared
         "differences": [_cell(row, cells) for row in exact["differences"]],
         "marginal": [_cell(row, cells) for row in exact.get("marginal", ())],
         "dropout": _counted(whole["dropout"]) if whole.get("dropout") else None,
-        "subgroups": [_cell(row, {}) for row in exact["subgroups"]],
+        "subgroups": _subgroups(exact["subgroups"]),
         "smooth_calibration": [
             _smooth(row) for row in exact["smooth_calibration"] if _may_show(row, cells)
         ],
@@ -230,11 +232,58 @@ def _may_show(row: Row, cells: Cells) -> bool:
 def _cell(row: Row, cells: Cells) -> dict[str, Any]:
     """A row with its counts; without its metrics where too few people had the event, or had it not."""
     if _may_show(row, cells):
-        return _counted(row)
+        return _counted(_by_shown_events(row, cells))
     values = {"value", "mean", "median", "wins", "low", "high", "oe", "auc", "brier"}
     values |= {name for name in row if name.endswith("_difference")}
     gone = dict.fromkeys(values & row.keys())
     return {**_counted(row), **gone, "hidden": True, "reason": TOO_FEW}
+
+
+def _by_shown_events(row: Row, cells: Cells) -> Row:
+    """A row whose O/E counts the events that are shown, so that the ratio tells no more of them than their count.
+
+    Its limits are those of the least and of the largest count that are shown so: a verdict is no effect of rounding.
+    """
+    events = row.get("events") or (cells.get(place_of(row), (0,))[0] if cells else 0)
+    if not events:
+        return row
+    least, most = stands_for(events)
+    by = {"value": nearest(events) / events, "low": least / events, "high": most / events}
+    if row.get("metric") == "oe":
+        return _each(row, by, operator.mul)
+    return {**row, "oe": _each(row["oe"], by, operator.mul)} if row.get("oe") else row
+
+
+def _each(
+    row: Row, by: Mapping[str, float], move: Callable[[float, float], float]
+) -> dict[str, Any]:
+    """An estimate and its limits, each moved by a number of its own."""
+    return {
+        **row,
+        **{name: move(row[name], to) for name, to in by.items() if row.get(name) is not None},
+    }
+
+
+def _subgroups(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Levels of groups of people; the difference of two O/E is that of the ratios that are shown."""
+    shown, largest = list[dict[str, Any]](), dict[Any, dict[str, float]]()
+    for row in rows:
+        cell, place = _cell(row, {}), (row["group"], *place_of(row))
+        moved = _moves(row.get("oe") or {}, cell.get("oe") or {})
+        base = largest.setdefault(place, moved)  # a group begins with its largest level
+        if cell.get("oe_difference"):
+            opposite = {"value": "value", "low": "high", "high": "low"}
+            by = {name: moved[name] - base.get(opposite[name], 0.0) for name in moved}
+            difference = _each(cell["oe_difference"], by, operator.add)
+            cell["oe_difference"] = difference if moved and base else None
+        shown.append(cell)
+    return shown
+
+
+def _moves(before: Row, after: Row) -> dict[str, float]:
+    """How far an estimate and its limits were moved; none where there is none."""
+    names = [name for name in ("value", "low", "high") if after.get(name) is not None]
+    return {name: after[name] - before[name] for name in names}
 
 
 def _data(data: dict[str, Any]) -> dict[str, Any]:

@@ -8,28 +8,28 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.files import read_json, read_json_lines, write_json
 from ehrsequencing.core.outputs import ARRAYS_FILE, BLEND_FILE, HISTORY, RUN, read_manifest
-from ehrsequencing.models.ensemble import Ensemble, load_model
 from ehrsequencing.predictors.blend import STACKED, Blend, Stack, fit_stack
 from ehrsequencing.predictors.fit import fit_blend, fit_last_step
-from ehrsequencing.predictors.network import NETWORK, Network, visit_hazards
-from ehrsequencing.predictors.predictor import Predictor
+from ehrsequencing.predictors.predictor import NETWORK, Predictor
 from ehrsequencing.records.account import PeopleCounts, Reference, Rounded
 from ehrsequencing.records.people import PEOPLE, quantiles_of_risks, some_people
 from ehrsequencing.records.prepared import REFERENCE, read_reference
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.results.result_types import EpochRow, Origin
-from ehrsequencing.training.loop import Progress, ShowProgress, show_nothing
-from ehrsequencing.training.objectives import provenance
 from ehrsequencing.training.plan import Plan
 from ehrsequencing.training.processes import ALONE, Processes
-from ehrsequencing.training.run_folder import RunFolder, write_run_files
-from ehrsequencing.training.train import Trained, Trainer
+from ehrsequencing.training.run_folder import RunFolder, provenance, write_run_files
+
+if TYPE_CHECKING:  # torch: a run without a network never imports it
+    from ehrsequencing.training.loop import Progress, ShowProgress
+    from ehrsequencing.training.train import Trained, Trainer
 
 Say = Callable[[str], None]
 
@@ -39,10 +39,10 @@ def fit(
     out: Path,
     *,
     resume: bool = False,
-    trainer: Trainer | None = None,
+    trainer: "Trainer | None" = None,
     processes: Processes = ALONE,
     on_start: Callable[[Origin | None], None] = lambda _: None,
-    on_progress: ShowProgress = show_nothing,
+    on_progress: "ShowProgress" = lambda _: None,
     say: Say = lambda _: None,
 ) -> None:
     """Train a plan and write its run; with several processes, in all of them, and process 0 writes.
@@ -74,6 +74,8 @@ def fit(
             plan = replace(plan, taught=processes.from_first(of_first, plan.shape))
         trained = None
         if plan.settings.network:
+            from ehrsequencing.training.train import Trainer
+
             if plan.config.query_follows_visit:
                 say("a query begins with its last visit: most codes carry no number")
             trainer = trainer or Trainer(plan, processes)
@@ -99,17 +101,22 @@ def _stack(plan: Plan, say: Say) -> Stack:
     )
 
 
-def _members(plan: Plan, out: Path, whole: Trainer, on_progress: ShowProgress) -> Trained | None:
+def _members(
+    plan: Plan, out: Path, whole: "Trainer", on_progress: "ShowProgress"
+) -> "Trained | None":
     """`training.members` networks with the seeds seed, seed + 1 …, each a run in `checkpoints/member-…`.
 
     A finished member is kept, an interrupted one goes on.
     """
+    from ehrsequencing.models.ensemble import Ensemble, load_model
+    from ehrsequencing.training.train import Trained
+
     processes, count = whole.processes, plan.settings.members
     ensemble, history, facts = Ensemble(plan.config), list[EpochRow](), list[dict[str, object]]()
     for number, model in enumerate(ensemble.members):
         folder = out / "checkpoints" / f"member-{number + 1:03d}"
 
-        def show(progress: Progress, number: int = number) -> None:
+        def show(progress: "Progress", number: int = number) -> None:
             on_progress(replace(progress, member=number + 1, members=count))
 
         fit(
@@ -137,7 +144,7 @@ def _write(
     plan: Plan,
     out: Path,
     stack: Stack | None,
-    trained: Trained | None,
+    trained: "Trained | None",
     seconds: Mapping[str, float],
 ) -> None:
     """Write the run, and what each stage cost."""
@@ -157,7 +164,7 @@ def _write(
 def write_run(
     plan: Plan,
     out: Path,
-    trained: Trained | None,
+    trained: "Trained | None",
     facts: Mapping[str, object],
     *,
     predictor: Predictor | None = None,
@@ -176,7 +183,7 @@ def write_run(
     kept = dict[str, Reference | PeopleCounts[Rounded]]()
     if not plan.is_member and (plan.prepared.folder / REFERENCE).is_file():  # older sets lack it
         if predictor is None and trained is not None and plan.config.head == "horizon":
-            predictor = Network(trained.model, plan.code_types)
+            predictor = trained.predictor(plan.code_types)
         kept = _reference(plan, trained, predictor)
         if predictor is not None:
             facts = {**facts, "learned": learned(plan, predictor)}
@@ -211,7 +218,7 @@ def learned(plan: Plan, predictor: Predictor) -> bool:
 
 
 def _reference(
-    plan: Plan, trained: Trained | None, predictor: Predictor | None
+    plan: Plan, trained: "Trained | None", predictor: Predictor | None
 ) -> dict[str, Reference | PeopleCounts[Rounded]]:
     """Content of `reference.json` and `people.json`: those of the prepared set with the risks of the run."""
 
@@ -219,8 +226,7 @@ def _reference(
         if predictor is not None:
             return predictor.risk(records, plan.task.horizons, start_days=plan.task.blanking)
         assert trained is not None
-        trained.model.eval()
-        return visit_hazards(trained.model, records, code_types=plan.code_types).astype(np.float64)
+        return trained.visit_hazards(records, plan.code_types).astype(np.float64)
 
     folder, some = plan.prepared.folder, some_people(len(plan.tuning.timelines))
     tuning = plan.tuning.take(some)
@@ -233,7 +239,7 @@ def _reference(
 
 
 def _save_blend(
-    plan: Plan, out: Path, stacked: Blend, trained: Trained | None
+    plan: Plan, out: Path, stacked: Blend, trained: "Trained | None"
 ) -> tuple[Predictor, dict[str, object]]:
     """Save the blend, or trees and Cox alone; it, and what the manifest says of it."""
     data = plan.fitting_data()
@@ -243,8 +249,7 @@ def _save_blend(
         stacked.save(out, correction)
         whole = stacked if correction is None else stacked.recalibrated(*correction)
         return whole, {"parts": [one.name for one in stacked.parts]}
-    alone = Network(trained.model, plan.code_types)
-    blend = fit_blend(alone, stacked, data, trained.last_step)
+    blend = fit_blend(trained.predictor(plan.code_types), stacked, data, trained.last_step)
     blend.save(out)
     of_network = blend.weights.value[:, 0].tolist()
     return blend, {

@@ -27,17 +27,18 @@ from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.signals import Stop, keep_freed_memory
 from ehrsequencing.models.hazards import HazardsOverTime
 from ehrsequencing.results.result_types import EpochRow
-from ehrsequencing.training.objectives import CLIP_NORM, BesideHazards
-from ehrsequencing.training.processes import ALONE, Losses, Processes, autocast
-from ehrsequencing.training.run_folder import (
+from ehrsequencing.training.checkpoints import (
     TrainingState,
     load_checkpoint,
     pack_tensors,
     save_checkpoint,
     saved_at_signals,
     unpack_tensors,
-    write_history,
 )
+from ehrsequencing.training.device import Losses, autocast
+from ehrsequencing.training.objectives import CLIP_NORM, BesideHazards
+from ehrsequencing.training.processes import ALONE, Processes
+from ehrsequencing.training.run_folder import write_history
 
 FREE_BINS_DECAY = 100.0  # weight decay of an effect's free bins, relative to that of other matrices
 DECAY_STEPS = 300  # above so many steps an epoch, weight decay falls in proportion
@@ -89,10 +90,6 @@ class Progress:
 ShowProgress = Callable[[Progress], None]
 
 
-def show_nothing(progress: Progress) -> None:
-    """Where nobody looks at the progress."""
-
-
 class Training:
     """One training of one module.
 
@@ -142,7 +139,7 @@ class Training:
         checkpoints: Path,
         *,
         resume: bool = False,
-        on_progress: ShowProgress = show_nothing,
+        on_progress: ShowProgress = lambda _: None,
     ) -> TrainingState:
         """Train until the epochs or the patience are over; then `best` has the best weights.
 

@@ -1,6 +1,5 @@
 """What a training of hazards learns, the likelihood of prediction times or a loss of one's own, and when it stops."""
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -14,13 +13,13 @@ from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig, TrainingConfig
 from ehrsequencing.core.arrays import Floats32
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import digest
 from ehrsequencing.core.signals import Stop
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.hazards import expected_nll, horizon_nll
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from ehrsequencing.models.segments import to_device
-from ehrsequencing.training.processes import ALONE, Processes, autocast
+from ehrsequencing.training.device import autocast
+from ehrsequencing.training.processes import ALONE, Processes
 
 LossFunction = Callable[[Any, VisitBatch], Tensor]
 
@@ -170,16 +169,6 @@ class OwnObjective:
         hazards, model = self.hazards, cast(SurvivalModel, module)
         mean = hazards.tuning_nll(model, stop, hazards.processes, loss=self.function)
         return {"tuning_loss": mean, **hazards.tuning_losses(module, stop)}
-
-
-def provenance(function: LossFunction) -> dict[str, str]:
-    """What a run notes of a loss: its name and the hash of its source; "unknown" where no file has the source."""
-    named: Any = function if hasattr(function, "__qualname__") else type(function)
-    try:
-        source = digest(inspect.getsource(named))
-    except (OSError, TypeError):
-        source = "unknown"
-    return {"name": named.__qualname__, "source": source}
 
 
 # ---- masked codes, beside the hazards --------------------------------------------------------------------------------

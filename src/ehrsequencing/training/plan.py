@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,9 +25,11 @@ from ehrsequencing.records.outcomes import with_outcome_events
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.scales import grid_edges
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
-from ehrsequencing.training.objectives import LossFunction, provenance
-from ehrsequencing.training.run_folder import fingerprint_of
-from ehrsequencing.training.transfer import Pretrained, Transfer
+from ehrsequencing.training.run_folder import fingerprint_of, provenance
+
+if TYPE_CHECKING:  # of networks, which a plan may lack
+    from ehrsequencing.training.objectives import LossFunction
+    from ehrsequencing.training.transfer import Pretrained, Transfer
 
 # training subjects with the event of interest; with fewer chance decides the weights
 FEWEST_EVENTS = 30
@@ -58,9 +60,9 @@ class Plan:
     study: StudyConfig
     train: TaskRecords
     tuning: TaskRecords
-    transfer: Transfer | None = None
+    transfer: "Transfer | None" = None
     is_member: bool = False
-    loss: LossFunction | None = None
+    loss: "LossFunction | None" = None
     taught: Floats32 | None = None
 
     @classmethod
@@ -70,7 +72,7 @@ class Plan:
         task_name: str,
         study: StudyConfig,
         *,
-        init: Pretrained | None = None,
+        init: "Pretrained | None" = None,
         as_given: bool = False,
         say: Callable[[str], None] = lambda _: None,
     ) -> "Plan":
@@ -92,7 +94,7 @@ class Plan:
         tuning = prepared.outcome_records(task_name, "tuning")
         if not as_given:
             study = study_for_cohort(study, task, train, transfers=init is not None)
-        transfer = None if init is None else Transfer(init, study.transfer, prepared)
+        transfer = None if init is None else init.transfer(study.transfer, prepared)
         _refuse_hopeless(train, tuning, task, where=f"task {task.name} in {prepared.folder}")
         training = study.training.model_copy(update={"blend": False})
         if not as_given:
@@ -181,7 +183,7 @@ class Plan:
 
 
 def why_alone(
-    study: StudyConfig, task: TaskConfig, train: TaskRecords, *, init: Pretrained | None
+    study: StudyConfig, task: TaskConfig, train: TaskRecords, *, init: "Pretrained | None"
 ) -> str | None:
     """Why trees and Cox cannot be part of the answer beside a network; None where they can."""
     if init is not None:
@@ -209,7 +211,7 @@ def _with_blend(
     study: StudyConfig,
     task: TaskConfig,
     train: TaskRecords,
-    init: Pretrained | None,
+    init: "Pretrained | None",
     say: Callable[[str], None],
 ) -> TrainingConfig:
     """`training` with `blend` resolved: True or False.

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.config import ModelConfig
+from ehrsequencing.core.arrays import Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import build_model
@@ -21,15 +22,16 @@ from ehrsequencing.models.outcomes import (
     starting_rates,
 )
 from ehrsequencing.predictors.fit import fit_last_step
-from ehrsequencing.predictors.network import Network
+from ehrsequencing.predictors.network import Network, visit_hazards
 from ehrsequencing.predictors.recalibration import Recalibration
 from ehrsequencing.records.outcomes import ROWS_AT_ONCE, outcome_labels
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.results.result_types import EpochRow
-from ehrsequencing.training.loop import Objective, ShowProgress, Training, full_step, show_nothing
+from ehrsequencing.training.device import training_device
+from ehrsequencing.training.loop import Objective, ShowProgress, Training, full_step
 from ehrsequencing.training.objectives import BesideHazards, HazardsObjective, OwnObjective
 from ehrsequencing.training.plan import Plan
-from ehrsequencing.training.processes import ALONE, Processes, training_device
+from ehrsequencing.training.processes import ALONE, Processes
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,15 @@ class Trained:
     history: list[EpochRow]
     facts: dict[str, object]
     last_step: Recalibration | None = None
+
+    def predictor(self, code_types: Ints | None) -> Network:
+        """It as a predictor."""
+        return Network(self.model, code_types)
+
+    def visit_hazards(self, records: TaskRecords, code_types: Ints | None) -> Floats32:
+        """Its hazards before the next visit, with the `visit` head."""
+        self.model.eval()
+        return visit_hazards(self.model, records, code_types=code_types)
 
 
 class Trainer:
@@ -120,7 +131,7 @@ class Trainer:
         out: Path,
         *,
         resume: bool = False,
-        on_progress: ShowProgress = show_nothing,
+        on_progress: ShowProgress = lambda _: None,
     ) -> Trained | None:
         """Train to the early stop, and recalibrate the best weights on the tuning split.
 

@@ -5,7 +5,7 @@ Everything is copied but the heads and the table branch. Rows of code tables go 
 carry) starts anew, and learns whatever the mode is.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -80,6 +80,10 @@ class Pretrained:
         """The model, in evaluation mode."""
         return load_model(self.folder)
 
+    def transfer(self, settings: TransferConfig, prepared: Prepared) -> "Transfer":
+        """How a training on a prepared set starts from this model."""
+        return Transfer(self, settings, prepared)
+
     @property
     def facts(self) -> Origin:
         """What a run that starts from this model records of it."""
@@ -94,18 +98,6 @@ class Pretrained:
         # what that run started from in its turn: the chain goes back to new weights
         before = self.manifest.get("init")
         return cast(Origin, own if before is None else {**own, "init": before})
-
-
-def links(init: Origin) -> Iterator[Origin]:
-    """The facts of every model that a run goes back to, the nearest first.
-
-    >>> [link["folder"] for link in links({"folder": "b", "init": {"folder": "a"}})]
-    ['b', 'a']
-    """
-    link: Origin | None = init
-    while link is not None:
-        yield link
-        link = link.get("init")
 
 
 # ---- codes of two vocabularies ---------------------------------------------------------------------------------------

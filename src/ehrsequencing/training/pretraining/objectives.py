@@ -31,10 +31,10 @@ from ehrsequencing.models.outcomes import (
 )
 from ehrsequencing.models.segments import gather_rows, to_device
 from ehrsequencing.records.timelines import Timelines
+from ehrsequencing.training.device import autocast
 from ehrsequencing.training.loop import step_seed
 from ehrsequencing.training.objectives import Masked, mask_codes
 from ehrsequencing.training.pretraining.targets import TargetCodes, TimesToCodes, times_to_codes
-from ehrsequencing.training.processes import autocast
 
 MOST_SCORES = 2**21  # of visits times codes in one step: 8 MiB
 MOST_VISITS = 1024  # that one objective predicts from, in one step

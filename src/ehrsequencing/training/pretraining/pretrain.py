@@ -25,7 +25,9 @@ from ehrsequencing.core.outputs import (
 from ehrsequencing.models.ensemble import build_model
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
-from ehrsequencing.training.loop import ShowProgress, Training, show_nothing
+from ehrsequencing.training.checkpoints import TrainingState
+from ehrsequencing.training.device import training_device
+from ehrsequencing.training.loop import ShowProgress, Training
 from ehrsequencing.training.plan import SAVING, shape_of_inputs
 from ehrsequencing.training.pretraining.objectives import (
     ObjectiveInputs,
@@ -39,11 +41,9 @@ from ehrsequencing.training.pretraining.targets import (
     training_rates,
     visit_rows,
 )
-from ehrsequencing.training.processes import training_device
 from ehrsequencing.training.run_folder import (
     RESULTS_FILE,
     RunFolder,
-    TrainingState,
     fingerprint_of,
     write_run_files,
 )
@@ -157,7 +157,7 @@ class Pretrainer:
         )
 
     def fit(
-        self, *, resume: bool = False, on_progress: ShowProgress = show_nothing
+        self, *, resume: bool = False, on_progress: ShowProgress = lambda _: None
     ) -> dict[str, Any]:
         """Pretrain to the early stop and write the folder; returns the content of `pretraining.json`."""
         kinds = (PRETRAINED, UNFINISHED_PRETRAINING)
