@@ -78,7 +78,6 @@ class PeopleCounts(TypedDict, Generic[N]):
     codes: dict[str, tuple[int, int]]  # people with the code, and with a number of it
     measures: NotRequired[dict[str, list[float]]]  # name → 129 quantiles
     visits_a_year: NotRequired[float]
-    rates: NotRequired[dict[str, tuple[float, float]]]  # code → mean and SD of its rows a visit
     risks: NotRequired[
         dict[str, list[float]]
     ]  # of a run: at which prediction times → 129 quantiles
