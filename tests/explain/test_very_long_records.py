@@ -1,23 +1,14 @@
 """A record with very many codes is explained in part, with bounded work; all others are explained as a whole."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ehrsequencing.api.run import TrainedRun
-from ehrsequencing.config import EvaluationConfig
-from ehrsequencing.evaluation import examples
-from ehrsequencing.evaluation.population import Population
 from ehrsequencing.explain import Question, SubjectRecord, change, deletion, deletions, record as question_module
-from ehrsequencing.explain.tables import explain_cohort
-from ehrsequencing.prediction.predict import NewRecords
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.events import Events
-from ehrsequencing.records.prepared import Prepared
-from helpers.command_line import ehrseq
 from helpers.explained import record_of_events
 
 MANY = 500
@@ -85,16 +76,6 @@ def test_known_codes_come_first_and_have_the_same_effects(
         assert effect.effect == pytest.approx(whole[code].effect, abs=1e-6)
 
 
-def test_an_ordinary_record_is_explained_as_a_whole(
-    runs: dict[str, Run], record: SubjectRecord, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    question = Question.for_run(runs["network"])
-    found = deletion(question, record)
-    assert not found.is_part
-    monkeypatch.setattr(deletions, "MOST_ROWS", 10**12)
-    assert deletion(question, record) == found
-
-
 def test_a_change_in_part_adds_up_too(
     runs: dict[str, Run], people: list[SubjectRecord], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,29 +90,3 @@ def test_a_change_in_part_adds_up_too(
             assert len(parts) <= 1 + 3
             shared += any(part.codes > 1 for part in parts)
     assert shared
-
-
-def test_commands_and_reports_say_that_it_is_a_part(
-    sim_run: Path, sim_data: Path, sim_prepared: Path, people: list[SubjectRecord], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, who = TrainedRun(sim_run), people[0].subject_id
-    for subject in ((), ("--subject", who)):
-        assert (
-            "Not every code"
-            not in ehrseq(
-                "explain", sim_run, sim_data, "--subjects" if not subject else "-q", *subject or ("12",)
-            ).stderr
-        )
-    monkeypatch.setattr(deletions, "MOST_ROWS", 100)
-    for words in (("--subjects", 12), ("--subject", who, "-q")):
-        done = ehrseq("explain", sim_run, sim_data, *words)
-        assert done.exit_code == 0, done.output
-        assert "warning: Not every code of a very long record was removed" in done.stderr
-    with pytest.warns(UserWarning, match="Not every code of a very long record"):
-        run.explain(sim_data, subject=who, progress=False)
-    assert explain_cohort(Question.for_run(run), NewRecords(run, sim_data), subjects=12, bootstrap=0).is_part
-    population = Population.of_split(Prepared(sim_prepared), run.task, "held_out")
-    settings = EvaluationConfig(explained_subjects=40, bootstrap=0)
-    found = examples.code_effects(run, population, settings=settings, horizon_days=run.task.horizons[0])
-    assert found is not None
-    assert found["reason"] in (deletions.OF_PART, examples.RARE)

@@ -5,7 +5,6 @@ import gzip
 import json
 import re
 import sqlite3
-import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import closing
@@ -223,17 +222,6 @@ def test_a_duckdb_file_of_another_version_is_refused_with_the_way_on(duckdb_file
     assert "EXPORT DATABASE 'FOLDER' (FORMAT parquet)" in error
 
 
-def test_an_export_of_duckdb_is_a_source(duckdb_file: Path, tmp_path: Path) -> None:
-    """What the message above advises."""
-    import duckdb
-
-    with duckdb.connect(str(duckdb_file)) as connection:
-        connection.execute(f"EXPORT DATABASE '{tmp_path / 'folder'}' (FORMAT parquet)")
-    import_omop(str(tmp_path / "folder"), tmp_path / "from_files")
-    import_omop(f"duckdb://{duckdb_file}", tmp_path / "from_database")
-    assert meds_rows(tmp_path / "from_files") == meds_rows(tmp_path / "from_database")
-
-
 @pytest.mark.parametrize("content", [b"", b"DUCK", b"PAR1" * 30, b"person_id\n1\n"], ids=repr)
 def test_a_file_that_is_no_duckdb(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "cdm.duckdb"
@@ -246,18 +234,6 @@ def test_a_sqlite_file_is_named(tmp_path: Path) -> None:
         connection.execute("CREATE TABLE person (person_id INT)")
         connection.commit()
     assert "is a SQLite file" in refused("import", "omop", f"duckdb://{tmp_path}/cdm.duckdb", tmp_path / "meds")
-
-
-def test_a_duckdb_file_that_is_open_elsewhere(duckdb_file: Path) -> None:
-    code = "import duckdb, sys; c = duckdb.connect(sys.argv[1]); print(flush=True); input()"
-    words = [sys.executable, "-c", code, str(duckdb_file)]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
-        assert other.stdin is not None
-        assert other.stdout is not None
-        other.stdout.readline()
-        error = refused("import", "omop", f"duckdb://{duckdb_file}", duckdb_file.parent / "meds")
-        other.stdin.close()
-    assert "(close it where it is open" in error
 
 
 def test_without_its_driver_the_extra_of_postgresql_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
