@@ -158,22 +158,11 @@ class SubjectLoader:
     # ---- packing -----------------------------------------------------------------------------------------------------
 
     def collate(self, subjects: Ints) -> Step:
-        """Pack some subjects, in the order given.
-
-        A query that lies in a visit is asked of a copy of its subject: of the last visit it sees the first codes.
-        """
+        """Pack some subjects, in the order given."""
         timelines, rows = self.timelines, self.rows
         row, bounds = ragged(rows.row_offsets, subjects)
         row_owner = np.repeat(np.arange(len(subjects)), np.diff(bounds))
-        high, cut = self.n_visits[subjects], np.zeros_like(subjects)
-        if self.n_copies[subjects].any():  # only where this head answers queries
-            known = rows.unfinished_codes[row].astype(np.int64)
-            copies = np.flatnonzero(known)
-            owner_of_copy = subjects[row_owner[copies]]
-            row_owner[copies] = len(subjects) + np.arange(len(copies))
-            subjects = np.r_[subjects, owner_of_copy]
-            high = np.r_[high, rows.visits_before[row[copies]] + 1]
-            cut = np.r_[cut, known[copies]]
+        subjects, row_owner, high, cut = self._with_copies(subjects, row, row_owner)
         first = timelines.subject_offsets[subjects]
         visit, visit_start = spans(first, high)
         visit_owner = np.repeat(np.arange(len(subjects)), high)
@@ -231,6 +220,26 @@ class SubjectLoader:
             **self._outcome_labels(row, positions),
         )
         return Step(batch, row, positions)
+
+    def _with_copies(
+        self, subjects: Ints, row: Ints, row_owner: Ints
+    ) -> tuple[Ints, Ints, Ints, Ints]:
+        """The subjects and, behind them, a copy for each query that lies in a visit.
+
+        Returns:
+            Subjects; the new owner of each row; the visits of each subject; the codes that are known of a copy's last
+            visit (0: it is no copy).
+        """
+        known = self.rows.unfinished_codes[row].astype(np.int64) * self.queries
+        copies = np.flatnonzero(known)
+        owner = row_owner.copy()
+        owner[copies] = len(subjects) + np.arange(len(copies))
+        return (
+            np.r_[subjects, subjects[row_owner[copies]]],
+            owner,
+            np.r_[self.n_visits[subjects], self.rows.visits_before[row[copies]] + 1],
+            np.r_[np.zeros_like(subjects), known[copies]],
+        )
 
     def _outcome_labels(self, row: Ints, positions: Ints) -> dict[str, Any]:
         """Fields of a batch; none where the records are not asked about outcomes."""
