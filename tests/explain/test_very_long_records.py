@@ -1,14 +1,19 @@
 """A record with very many codes is explained in part, with bounded work; all others are explained as a whole."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from ehrsequencing.api.run import TrainedRun
 from ehrsequencing.explain import Question, SubjectRecord, change, deletion, deletions, record as question_module
+from ehrsequencing.explain.tables import explain_cohort
+from ehrsequencing.prediction.predict import NewRecords
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.events import Events
+from helpers.command_line import ehrseq
 from helpers.explained import record_of_events
 
 MANY = 500
@@ -90,3 +95,24 @@ def test_a_change_in_part_adds_up_too(
             assert len(parts) <= 1 + 3
             shared += any(part.codes > 1 for part in parts)
     assert shared
+
+
+def test_commands_and_reports_say_that_it_is_a_part(
+    sim_run: Path, sim_data: Path, people: list[SubjectRecord], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, who = TrainedRun(sim_run), people[0].subject_id
+    for subject in ((), ("--subject", who)):
+        assert (
+            "Not every code"
+            not in ehrseq(
+                "explain", sim_run, sim_data, "--subjects" if not subject else "-q", *subject or ("12",)
+            ).stderr
+        )
+    monkeypatch.setattr(deletions, "MOST_ROWS", 100)
+    for words in (("--subjects", 12), ("--subject", who, "-q")):
+        done = ehrseq("explain", sim_run, sim_data, *words)
+        assert done.exit_code == 0, done.output
+        assert "warning: Not every code of a very long record was removed" in done.stderr
+    with pytest.warns(UserWarning, match="Not every code of a very long record"):
+        run.explain(sim_data, subject=who, progress=False)
+    assert explain_cohort(Question.for_run(run), NewRecords(run, sim_data), subjects=12, bootstrap=0).is_part
