@@ -1,6 +1,5 @@
 """Read OMOP tables, from files or a database, and add their rows, with codes by concept, to a MEDS writer."""
 
-import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -225,7 +224,7 @@ def _columns(name: str) -> list[str]:
 
 def _read_tables(tables: Tables, job: Import, add: Callable[[pa.Table], None]) -> Concepts:
     """Add the rows of all tables of persons; returns the concepts that they use."""
-    concepts, numbers = Concepts(tables, job), [pa.chunked_array([], pa.string())]
+    concepts, numbers = Concepts(tables, job), [pa.array([], pa.string())]
     for counts in job.tables([name for name in _PERSONS_TABLES if name in tables]):
         name, files = counts.name, tables[counts.name]
         spec, dates = EVENT_TABLES.get(name), _dates(name)
@@ -237,14 +236,14 @@ def _read_tables(tables: Tables, job: Import, add: Callable[[pa.Table], None]) -
                 add(_events(block, base, spec, concepts, job))
             elif name == "person":
                 _refuse_names(block)
-                numbers.append(pc.drop_null(block.name(_NUMBER)))
+                numbers += pc.drop_null(block.name(_NUMBER)).chunks
                 add(_persons(block, base, concepts))
             elif name == "death":
                 add(make_rows(Role.DEATH, base, DEATH, time=_moment(block, "death")))
             else:
                 start, end = (_moment(block, stem) for stem in _STEMS[name])
                 add(make_rows(Role.OBSERVED, base, PERIOD_START, time=start, end=end))
-    counts = pc.value_counts(pa.chunked_array(itertools.chain(*(one.chunks for one in numbers))))
+    counts = pc.value_counts(pa.chunked_array(numbers))
     job.report.counts["shared_number"] += sum(
         one["counts"]
         for one in counts.filter(pc.greater(counts.field("counts"), 1)).to_pylist()
