@@ -25,7 +25,7 @@ if "EHRSEQ_TEST_GPU" not in os.environ:  # most tests ask for the bits of a CPU
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 MEMORY = Path("/dev/shm")
 collect_ignore_glob = ["conftest.py", "*/conftest.py"]  # no doctests there, and two modules of one name cannot be
-WITHOUT_TORCH = {"config", "core", "metrics", "readers", "records", "simulate"}
+WITHOUT_TORCH = {"config", "core", "metrics", "readers", "records", "results", "simulate"}
 EVALUATE = ("test_disclosure", "test_file_table")  # ... but these files of theirs
 REAL_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 # A busy machine must not fail a test by the clock, and in CI Hypothesis draws the same examples every time.
@@ -57,12 +57,11 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _quick_evaluations(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Sixty trees of a rival, twenty simulations of right risks and one person of a simulation, where these are not
-    what is tested."""
+    """Sixty trees of a rival and twenty simulations of right risks, where these are not what is tested."""
     if request.path.parent.name in WITHOUT_TORCH and request.path.stem not in EVALUATE:
         yield
         return
-    from ehrsequencing.evaluation import curves, evaluate
+    from ehrsequencing.evaluation import curves
     from ehrsequencing.predictors import boosted
 
     with pytest.MonkeyPatch.context() as patch:
@@ -70,8 +69,6 @@ def _quick_evaluations(request: pytest.FixtureRequest) -> Iterator[None]:
             patch.setattr(boosted, "MOST_TREES", 60)
         if request.path.stem != "test_comparison":
             patch.setattr(curves, "SIMULATIONS", 20)
-        if request.path.stem != "test_disclosure":
-            patch.setattr(evaluate, "SIMULATED_TRAJECTORIES", 1)
         yield
 
 

@@ -119,9 +119,7 @@ def test_the_whole_way_to_a_report(prepared: Prepared, real_data: Path, tmp_path
     assert not_tested == UNTESTABLE.get(name, set())
     assert found.pop("event_after_code") in ("passed", "warning")  # NAFLD's cardiac arrests stand before deaths
     assert {verdict for check, verdict in found.items() if check not in not_tested} == {"passed"}
-    settings = load_study(
-        None, ["evaluation.bootstrap=10", "evaluation.baselines=none", "evaluation.explained_subjects=0"]
-    ).evaluation
+    settings = load_study(None, ["evaluation.bootstrap=10", "evaluation.baselines=none"]).evaluation
     metrics = evaluate(tmp_path / "run", settings=settings)
     assert json.loads((tmp_path / "run" / "metrics-individual.json").read_text()) == json.loads(json.dumps(metrics))
     assert "</html>" in render(metrics)

@@ -35,7 +35,7 @@ VOLATILE = {
     "manifest",
     "sha256",
 }
-VOLATILE |= {"seconds", "wall_seconds", "subjects_per_second"}
+VOLATILE |= {"seconds", "wall_seconds"}
 SPEED = re.compile(rb" in [0-9.,]+ (seconds|minutes|hours)")
 
 

@@ -14,7 +14,7 @@ run = eh.run(
     out="paper/",
     model={"dim": 16, "heads": 2, "layers": 1},  # a real study leaves these lines out
     training={"epochs": 2, "min_steps": 4, "blend": False, "distillation": 0},
-    evaluation={"bootstrap": 20, "explained_subjects": 0},
+    evaluation={"bootstrap": 20},
     splits={"train": 0.4, "tuning": 0.1},
 )
 

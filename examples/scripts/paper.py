@@ -41,7 +41,7 @@ ratios = run.cox(["serBilir", "age", "GENDER"], log=["serBilir"], units={"age": 
 ev.operating_points("5y").to_csv(out / "operating-points.csv", index=False)
 
 # figures
-for name in ("calibration", "decision_curve", "incidence", "stacked_incidence"):
+for name in ("calibration", "decision_curve", "incidence"):
     axes = getattr(ev, f"plot_{name}")()
     axes.figure.savefig(out / f"{name}.pdf", bbox_inches="tight")
 

@@ -73,7 +73,7 @@ def place(patched: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory)
         name, _, value = text.partition("=")
         section, _, key = name.partition(".")
         study.setdefault(section, {})[key] = yaml.safe_load(value)
-    study["evaluation"] |= {"bootstrap": 0, "baselines": "none"}
+    study["evaluation"] = {"bootstrap": 0, "baselines": "none"}
     task = yaml.safe_load((sim_data / "task.yaml").read_text()) | {"horizons": ["1y"]}
     task.pop("main")
     texts = {
@@ -185,7 +185,7 @@ R = "run ../data --task ../task.yaml --out study --config ../tiny.yaml"
 COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     "evaluate": {
         "run": (E, E.replace("run", "second")),
-        "overrides": (E, f"{E} evaluation.trajectories=1"),
+        "overrides": (E, f"{E} evaluation.decision_thresholds=[.1]"),
         "split": (E, f"{E} --split tuning"),
         "prepared": (E, f"{E} --prepared nowhere"),
         "baselines": (E, f"{E} --baselines never"),
@@ -298,7 +298,7 @@ def test_the_same_call_gives_the_same_result(call: str, result_of: Callable[[Any
 
 Arguments = dict[str, Any]
 _QUICK: Arguments = {"bootstrap": 0, "baselines": "none", "report": False, "progress": False}
-_EVALUATION = {"evaluation": {"bootstrap": 0, "baselines": "none", "explained_subjects": 0}}
+_EVALUATION = {"evaluation": {"bootstrap": 0, "baselines": "none"}}
 _ELSEWHERE: Arguments = {"data": "../meds"}
 _SCORE: Arguments = {
     "predictions": "risks.parquet",
@@ -347,7 +347,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Case | str]]] = {
             "split_seed": ({"splits": 1}, {"split_seed": -1}),
             "walk": ({}, {"walk": "ward"}),
             "report": ({}, {"report": True}),
-            "settings": ({}, {"trajectories": 1}),
+            "settings": ({}, {"decision_thresholds": [0.1]}),
             "progress": SILENT["progress"],
             "say": SILENT["say"],
         },

@@ -111,7 +111,7 @@ def test_a_paper_gets_its_tables_and_figures(real_data: Path, tmp_path: Path, mo
         )
     found = run_script("paper")
     drawn = {path.name for path in Path("paper").glob("*.pdf") if path.read_bytes().startswith(b"%PDF")}
-    assert drawn == {f"{name}.pdf" for name in ("calibration", "decision_curve", "incidence", "stacked_incidence")}
+    assert drawn == {f"{name}.pdf" for name in ("calibration", "decision_curve", "incidence")}
     for name in ("table1", "table2", "hazard-ratios"):
         assert "\\begin{tabular}" in Path("paper", f"{name}.tex").read_text(encoding="utf-8")
     ratios = found["ratios"]

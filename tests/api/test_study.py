@@ -16,7 +16,7 @@ TINY: dict[str, Any] = {
     "vocabulary": {"min_subjects": 5},
     "model": {"dim": 16, "heads": 2, "layers": 1},
     "training": {"epochs": 1, "min_steps": 4, "blend": False, "distillation": 0},
-    "evaluation": {"baselines": "none", "bootstrap": 0, "explained_subjects": 0},
+    "evaluation": {"baselines": "none", "bootstrap": 0},
     "progress": False,
 }
 
@@ -160,7 +160,7 @@ def test_overwrite_replaces_the_whole_study_and_nothing_that_somebody_changed(st
     report.write_bytes(kept)
     words = ("visits.by=day", "vocabulary.min_subjects=8", *(f"training.{word}" for word in QUICK))
     tiny = ("model.dim=16", "model.heads=2", "model.layers=1", "evaluation.baselines=none", "evaluation.bootstrap=0")
-    given = ("run", study / "meds", "--task", task, "--out", out, *words, *tiny, "evaluation.explained_subjects=0")
+    given = ("run", study / "meds", "--task", task, "--out", out, *words, *tiny)
     assert "--overwrite" in ehrseq(*given).stderr
     done = ehrseq(*given, "--overwrite")
     assert done.exit_code == 0, done.output
@@ -168,26 +168,6 @@ def test_overwrite_replaces_the_whole_study_and_nothing_that_somebody_changed(st
     assert (out / "predictions.csv").read_text() == "mine"
     assert f"open {report} in a browser" in done.stdout.splitlines()
     assert done.stdout.splitlines()[-1].startswith(f"next    ehrseq predict {out / 'run'} ")
-
-
-def test_a_study_file_may_name_the_records_and_the_output(study: Path, tmp_path: Path) -> None:
-    out = study / "by-file"
-    lines = ["data: meds", "out: by-file", "evaluation: {baselines: none, bootstrap: 0, explained_subjects: 0}"]
-    lines += [
-        "training: {epochs: 1, blend: false, distillation: 0, device: cpu}",
-        "model: {dim: 16, heads: 2, layers: 1}",
-    ]
-    (study / "study.yaml").write_text("\n".join(lines))
-    config = ("--config", study / "study.yaml", "--task", study / "meds/task.yaml")
-    done = ehrseq("run", "training.seed=1", *config)
-    assert done.exit_code == 0, done.output
-    written = (out / "run/config.yaml").read_text()
-    assert "by-file" not in written
-    assert (eh.load(out / "run").study.training.seed, eh.load(out / "run").study.training.device) == (1, "cpu")
-    assert ehrseq("check", study / "meds", *config).exit_code == 0  # other commands ignore both
-    assert "needs the records and a folder" in ehrseq("run", "--task", study / "meds/task.yaml").stderr
-    given = ehrseq("run", study / "meds", "--out", tmp_path / "other", *config, "training.epochs=0")
-    assert "training.epochs" in given.stderr
 
 
 def test_a_device_that_is_not_there_is_refused(study: Path, tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_the_new_run_is_one_that_every_command_takes(updated: Path, other: Path,
     assert facts["of"] == eh.load(sim_run).fingerprint
     assert facts["judged"]["how"] == "held-out third"
     assert run.fingerprint != facts["of"]
-    few = ("evaluation.bootstrap=0", "evaluation.baselines=none", "evaluation.explained_subjects=0")
+    few = ("evaluation.bootstrap=0", "evaluation.baselines=none")
     assert facts["outcome"]["level"] > 0.4  # log 3 is 1.1, and the event rate saturates
     assert abs(np.log(facts["judged"]["after"]["outcome"]["oe"])) < 0.2
     assert facts["judged"]["before"]["outcome"]["oe"] > 1.4

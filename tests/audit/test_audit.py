@@ -316,7 +316,7 @@ def test_the_audit_draws_the_report_again(run: Path, tmp_path: Path) -> None:
     bare = shutil.copytree(run, tmp_path / "bare")
     assert "report.html" not in ehrseq("audit", bare, "--subjects", 5).stdout  # there is none, and none is made
     assert not (bare / "report.html").exists()
-    metrics = evaluate(run, settings=EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=0))
+    metrics = evaluate(run, settings=EvaluationConfig(baselines="none", bootstrap=0))
     report_evaluation(run, metrics)
     before = (run / "report-details.html").read_text()
     assert "NOT RUN" in before

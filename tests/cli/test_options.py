@@ -42,8 +42,6 @@ FUNCTION_ONLY = {
     "compare": {"seed"},
 }
 OTHER_DEFAULTS = {
-    ("run", "data"),
-    ("run", "out"),  # a study file may name it
     ("codes", "top"),  # rows that are printed
     ("train", "resume"),  # a function goes on by itself
     ("predict", "at"),  # a frame has a row for each person

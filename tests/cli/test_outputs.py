@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -93,29 +92,6 @@ def test_only_a_folder_of_the_same_kind_is_replaced(inputs: dict[str, Path], tmp
     assert "is not empty" in refused(tmp_path, *app)
 
 
-def test_a_database_file_inside_the_output_is_refused(inputs: dict[str, Path], tmp_path: Path) -> None:
-    duckdb = pytest.importorskip("duckdb")
-    (tmp_path / "db").mkdir()
-    with duckdb.connect(tmp_path / "db" / "cdm.duckdb") as connection:
-        connection.sql(f"CREATE TABLE person AS FROM '{inputs['omop'] / 'person.csv'}'")
-    message = refused(tmp_path, "import", "omop", f"duckdb://{tmp_path / 'db' / 'cdm.duckdb'}", tmp_path / "db")
-    assert "overlaps the input" in message
-
-
-def test_simulate_replaces_a_simulation_and_nothing_else(tmp_path: Path) -> None:
-    knobs = ("--subjects", "5", "truth_futures=4")
-    out = tmp_path / "a" / "sim"
-    assert ehrseq("simulate", out, *knobs).exit_code == 0
-    assert "add --overwrite" in refused(tmp_path, "simulate", out, *knobs)
-    assert ehrseq("simulate", out, *knobs, "--seed", "1", "--overwrite").exit_code == 0
-    assert read_json(out / MANIFEST)["seed"] == 1
-    settings = out / "knobs.yaml"
-    settings.write_text("truth_futures: 4\n")
-    message = refused(tmp_path, "simulate", out, "--subjects", "5", "--overwrite", "--config", settings)
-    assert "'knobs.yaml', which ehrseq did not write" in message
-    assert "is not empty" in refused(tmp_path, "simulate", mine(tmp_path / "app"), *knobs, "--overwrite")
-
-
 FILES = {
     "predict": ("csv.gz", "parquet"),
     "check": ("json",),
@@ -153,37 +129,6 @@ def test_a_file_is_replaced_only_by_one_of_its_kind(
         assert "overlaps the input" in refused(sim_data, *words[name], "--out", inside)
 
 
-def config_of_mine(folder: Path) -> None:
-    (folder / "config.yaml").write_text("mine")
-
-
-def checkpoints_of_mine(folder: Path) -> None:
-    (folder / "checkpoints" / "step-7").mkdir(parents=True)
-    (folder / "checkpoints" / "step-7" / "state.json").write_text("mine")
-
-
-STRANGE_RUNS: dict[str, Callable[[Path], object]] = {
-    "a file named as ours": config_of_mine,
-    "checkpoints of another program": checkpoints_of_mine,
-    "a mark of another program": lambda folder: (
-        (folder / "checkpoints").mkdir(),
-        (folder / "checkpoints" / "begun.json").write_text('{"kind": "x"}'),
-    ),
-    "a web app": lambda folder: (folder.rmdir(), mine(folder)),
-}
-
-
-@pytest.mark.parametrize("kind", STRANGE_RUNS)
-def test_training_starts_and_resumes_in_no_folder_of_somebody_else(
-    sim_prepared: Path, tmp_path: Path, kind: str
-) -> None:
-    (tmp_path / "out").mkdir()
-    STRANGE_RUNS[kind](tmp_path / "out")
-    train = ("train", sim_prepared, "--out", tmp_path / "out", "model.dim=16", "model.heads=2", "model.layers=1")
-    for resume in ((), ("--resume",)):
-        refused(tmp_path, *train, *resume)
-
-
 def test_overwrite_starts_an_interrupted_training_again(sim_prepared: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     RunFolder(out, Prepared(sim_prepared), "simulated", {"model.dim": "other"}).begin(resume=False)
@@ -194,12 +139,6 @@ def test_overwrite_starts_an_interrupted_training_again(sim_prepared: Path, tmp_
     note.unlink()
     done = ehrseq(*train)
     assert done.exit_code == 0, done.output
-
-
-def test_training_does_not_resume_in_its_own_input(sim_prepared: Path) -> None:
-    assert "something other than a run" in refused(
-        sim_prepared, "train", sim_prepared, "--out", sim_prepared, "--resume"
-    )
 
 
 def test_a_run_lists_its_own_files_and_keeps_those_of_others(sim_run: Path, tmp_path: Path) -> None:
@@ -225,21 +164,3 @@ def test_a_run_lists_its_own_files_and_keeps_those_of_others(sim_run: Path, tmp_
     (run / "audit.json").write_text("mine")
     assert "audit.json: is there already" in refused(tmp_path, "audit", run)
     Run(run)
-
-
-def test_an_external_validation_has_a_folder_of_its_own(sim_run: Path, sim_data: Path, tmp_path: Path) -> None:
-    run = Path(shutil.copytree(sim_run, tmp_path / "run"))
-    data = Path(shutil.copytree(sim_data, tmp_path / "data"))
-    evaluate = ("evaluate", run, "--data", data, *QUICK, "--out")
-    for out in (data, data / "deep" / "out"):
-        assert "overlaps the input" in refused(tmp_path, *evaluate, out)
-    for out, what in ((run, "a run"), (Path(Run(run).manifest["prepared"]), "a prepared data set")):
-        assert f"holds {what}, not an external validation" in refused(tmp_path, *evaluate, out, "--overwrite")
-    assert "is not empty" in refused(tmp_path, *evaluate, mine(tmp_path / "app"), "--overwrite")
-
-
-def test_the_demo_starts_in_no_folder_of_somebody_else(tmp_path: Path) -> None:
-    for folder in (mine(tmp_path / "app"), tmp_path / "file"):
-        if folder.name == "file":
-            folder.write_text("mine")
-        assert "holds something else" in refused(tmp_path, "demo", "--out", folder, "--subjects", "300")

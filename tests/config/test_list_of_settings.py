@@ -28,12 +28,10 @@ SETTINGS = {
         "schedule warmup_steps weight_decay ema precision patience "
         "checkpoint_seconds recalibration blend network distillation grid_bins device"
     ),
-    "pretraining": "objectives exclude",
+    "pretraining": "objectives",
     "transfer": "mode",
     "drift": "numbers people",
-    "evaluation": (
-        "baselines bootstrap seed subjects trajectories explained_subjects decision_thresholds tuning_trials tripod"
-    ),
+    "evaluation": ("baselines bootstrap seed subjects decision_thresholds tuning_trials tripod"),
 }
 
 

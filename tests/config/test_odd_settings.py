@@ -212,7 +212,7 @@ SETTINGS = (
     "model.dim=64",
     "training.seed=3",
     "evaluation.seed=3",
-    "pretraining.exclude=none",
+    "pretraining.objectives=masked_codes",
     "transfer.mode=frozen",
     "drift.people=0.5",
 )

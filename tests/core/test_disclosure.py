@@ -4,7 +4,6 @@ import itertools
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,9 @@ from ehrsequencing.api.paper import accuracy_table
 from ehrsequencing.config import EvaluationConfig
 from ehrsequencing.core import disclosure
 from ehrsequencing.core.disclosure import enough_people, shareable_count, shareable_rate
-from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
-from ehrsequencing.evaluation.population import Population
+from ehrsequencing.evaluation.evaluate import evaluate
 from ehrsequencing.evaluation.results import add_result, read_result, write_result
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting.report import ANSWER, DETAILS, PAGES, render
 from ehrsequencing.reporting.share import model_card
 from ehrsequencing.reporting.terminal import metric_lines
@@ -109,7 +106,7 @@ def test_from_eleven_on_every_printed_number_stands_for_five_counts_or_more() ->
 
 def everything(subjects: int, seed: int, kind: dict[str, Any]) -> dict[str, Any]:
     """An exact result with every part that counts people."""
-    exact = complete(subjects=subjects, seed=seed, **kind) | {"trajectories": []}
+    exact = complete(subjects=subjects, seed=seed, **kind)
     landmarks, horizon = exact["landmarks_days"], exact["horizons_days"][-1]
     groups = [
         {
@@ -132,7 +129,6 @@ def everything(subjects: int, seed: int, kind: dict[str, Any]) -> dict[str, Any]
             "days": [0.0, horizon],
             "tick_days": [0.0, horizon / 2, horizon],
             "groups": groups,
-            "everyone": {**groups[0], "n": 123, "events": [0, 36], "at_risk": [123, 66, 12]},
         }
         for at in landmarks
         for cause in exact["causes"]
@@ -143,7 +139,7 @@ def everything(subjects: int, seed: int, kind: dict[str, Any]) -> dict[str, Any]
     exact["followed"] = 41  # whom the rows of `smallest_g` are of
     for step in exact["attrition"]:
         step["indexes"] = step["subjects"]
-    exact["history"] = [{**row, "steps": subjects, "subjects_per_second": subjects / 3} for row in exact["history"]]
+    exact["history"] = [{**row, "steps": subjects} for row in exact["history"]]
     exact["records_before"] = [
         {"landmark_days": at, "subjects": 60, "without_record_before": 7, "first_record_later": 3} for at in landmarks
     ]
@@ -176,7 +172,7 @@ def moved(exact: Any, end: int, key: str = "") -> Any:
 def counted(exact: dict[str, Any]) -> dict[str, Any]:
     """The result with the curves and rates that its counts give in a cohort without drop-out."""
     for row in exact["incidence"]:
-        for group in (*row["groups"], row["everyone"]):
+        for group in row["groups"]:
             share = [events / group["n"] for events in group["events"]]
             group |= {"observed": share, "low": [0.9 * x for x in share], "high": [1.1 * x for x in share]}
     for row in exact["decision"]:
@@ -400,12 +396,8 @@ def test_a_path_of_this_machine_is_in_no_setting() -> None:
     assert told["task"]["index"]["file"] == "index.parquet"
 
 
-def test_single_persons_and_unknown_keys_stay_behind() -> None:
-    exact = complete() | {"a key of tomorrow": [1, 2, 3]}
-    told = redact(exact)
-    assert exact["trajectories"]
-    assert told["trajectories"] == []
-    assert "a key of tomorrow" not in told
+def test_unknown_keys_stay_behind() -> None:
+    assert "a key of tomorrow" not in redact(complete() | {"a key of tomorrow": [1, 2, 3]})
 
 
 # ---- the files -------------------------------------------------------------------------------------------------------
@@ -418,12 +410,11 @@ def real_like(sim_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_exact_counts_are_in_a_file_that_only_its_owner_reads_and_nothing_needs(real_like: Path) -> None:
-    settings = EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=10, trajectories=2)
+    settings = EvaluationConfig(baselines="none", bootstrap=10)
     result = evaluate(real_like, settings=settings)
     exact = json.loads((real_like / INDIVIDUAL).read_text())
     assert exact == json.loads(json.dumps(result))
     assert (real_like / INDIVIDUAL).stat().st_mode & 0o777 == 0o600
-    assert len(exact["trajectories"]) == 2
     told = json.loads((real_like / "metrics.json").read_text())
     assert told == json.loads(json.dumps(redact(result)))
     assert {INDIVIDUAL, "metrics.json"} <= set(Run(real_like).manifest["files"])
@@ -454,23 +445,3 @@ def test_a_simulation_has_no_people_to_hide(sim_run: Path, tmp_path: Path) -> No
     assert json.loads((run / "metrics.json").read_text()) == json.loads(json.dumps(result))
     assert not (run / INDIVIDUAL).exists()
     assert read_result(run) == json.loads(json.dumps(result))
-
-
-def test_single_people_are_drawn_by_default_for_simulations_only(sim_run: Path) -> None:
-    run = Run(sim_run)
-    store = Prepared(Path(run.manifest["prepared"]))
-    simulated = Population.of_split(store, run.task, "held_out")
-    for is_simulated, asked, count in ((True, None, 4), (True, 0, 0), (False, None, 0), (False, 2, 2)):
-        settings = EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=0, trajectories=asked)
-        population = replace(simulated, is_simulated=is_simulated)
-        evaluation = Evaluation(run, population, prepared=store, settings=settings)
-        assert len(evaluation.result()["trajectories"]) == count
-        assert evaluation.context.frame()["data"]["simulated"] == is_simulated
-
-
-def test_curves_of_single_people_come_with_a_warning_unless_they_are_simulated() -> None:
-    metrics = complete()
-    assert "curves of single persons, shown because" in render(metrics)
-    metrics["data"]["simulated"] = True
-    assert "curves of single persons" not in render(metrics)
-    assert "shows N single persons" in render({**metrics, "trajectories": []})

@@ -27,8 +27,8 @@ from helpers.result_keys import faults
 from helpers.rows import risk_of_rows
 from helpers.training import NetworkTrainer as Trainer
 
-QUICK = EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=20)
-PLAIN = EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=0)
+QUICK = EvaluationConfig(baselines="none", bootstrap=20)
+PLAIN = EvaluationConfig(baselines="none", bootstrap=0)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def cheap_baselines(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_metrics_json_holds_what_the_report_is_promised(sim_run: Path, cheap_baselines: None) -> None:
-    result = evaluate(sim_run, settings=EvaluationConfig(explained_subjects=2, baselines="fast", bootstrap=4))
+    result = evaluate(sim_run, settings=EvaluationConfig(baselines="fast", bootstrap=4))
     json.dumps(result, allow_nan=False)
     causes, horizons, landmarks = result["causes"], result["horizons_days"], result["landmarks_days"]
     assert result["external"] is result["repeated_splits"] is None
@@ -161,7 +161,7 @@ def test_risks_are_given_no_event_in_the_blanking_period(
     run = Run(tmp_path / "run")
     judged = Population.of_split(store, run.task, "held_out")
     assert (np.asarray(judged.records.rows.duration_days) > 60).all()
-    settings = EvaluationConfig(explained_subjects=0, baselines="fast", bootstrap=0)
+    settings = EvaluationConfig(baselines="fast", bootstrap=0)
     rivals = fit_rivals(Evaluated.of_run(run), store, settings)
     found = Evaluation(run, judged, prepared=store, settings=settings, fitted=rivals).tables()[0]
     at = judged.records.rows.at_landmark(0.0)

@@ -29,7 +29,7 @@ from helpers.metric_table import metric_table
 from helpers.rows import nll_of_rows, risk_of_rows
 from helpers.training import NetworkTrainer as Trainer
 
-QUICK = EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=20)
+QUICK = EvaluationConfig(baselines="none", bootstrap=20)
 
 
 def true_nll(data: Path, prepared: Prepared) -> np.ndarray:
@@ -162,7 +162,7 @@ TINY = (
     "training.distillation=0",
     "training.blend=false",
 )
-CHEAP = ("evaluation.bootstrap=10", "evaluation.explained_subjects=20")
+CHEAP = ("evaluation.bootstrap=10",)
 
 
 def sparse_records(*, births: bool, visits: int, content: bool) -> tuple[list[Row], dict[int, str]]:

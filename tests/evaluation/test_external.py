@@ -23,7 +23,7 @@ from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.simulate import SimulationConfig, simulate
 from helpers.command_line import refused
 
-QUICK = EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=20)
+QUICK = EvaluationConfig(baselines="none", bootstrap=20)
 Change = Callable[[pa.Table], pa.Table]
 
 
@@ -81,7 +81,7 @@ def test_the_held_out_subjects_as_other_data_give_the_same_numbers(
     run: Path, held_out: Path, sim_prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ehrsequencing.predictors.features.MOST_CELLS", 250_000)  # quick boosting
-    settings = EvaluationConfig(explained_subjects=0, baselines="fast", bootstrap=20, tuning_trials=1)
+    settings = EvaluationConfig(baselines="fast", bootstrap=20, tuning_trials=1)
     inside = evaluate(run, settings=settings)
     outside, folder = validate(run, held_out, settings=settings)
     assert folder == run / "external-a-hospital-elsewhere"
@@ -191,7 +191,7 @@ def test_a_subject_in_two_shards_and_no_subject_at_all(run: Path, sim_data: Path
 def test_without_the_prepared_set_there_are_words_and_no_baselines(run: Path, held_out: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "run")
     save_manifest(tmp_path / "run", read_json(run / MANIFEST) | {"prepared": str(tmp_path / "gone")})
-    settings = EvaluationConfig(explained_subjects=0, baselines="fast", bootstrap=0)
+    settings = EvaluationConfig(baselines="fast", bootstrap=0)
     result, _ = validate(tmp_path / "run", held_out, settings=settings)
     assert result["models"] == ["ehrsequencing"]
     assert result["external"]["seen_in_training"] is None

@@ -15,7 +15,7 @@ from helpers.command_line import ehrseq
 def test_evaluate_opens_the_run_once(sim_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where it was evaluated before."""
     run = shutil.copytree(sim_run, tmp_path / "run")
-    command = ("evaluate", run, "--baselines", "none", "evaluation.bootstrap=0", "evaluation.explained_subjects=0")
+    command = ("evaluate", run, "--baselines", "none", "evaluation.bootstrap=0")
     opened, hashed = list[Path](), Counter[str]()
     init = runs.Run.__init__
 

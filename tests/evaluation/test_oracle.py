@@ -247,7 +247,7 @@ def test_the_truth_of_another_task_is_left_out_with_a_note(
     other = own.model_copy(update={"outcome": {"outcome": ("DX//OUTCOME", "DX//FLARE")}})
     prepare(sim_data, tmp_path / "set", study=tiny_study, tasks=[other])
     Trainer(Prepared(tmp_path / "set"), "simulated", tmp_path / "run", study=tiny_study).fit()
-    result = evaluate(tmp_path / "run", settings=EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=0))
+    result = evaluate(tmp_path / "run", settings=EvaluationConfig(baselines="none", bootstrap=0))
     assert result["oracle"] is None
     assert result["models"] == [OURS]
     notes = [text for text in result["warnings"] if "truth" in text]

@@ -16,7 +16,7 @@ from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 
-SETTINGS = EvaluationConfig(baselines="none", bootstrap=4, explained_subjects=0, subjects=60, seed=3)
+SETTINGS = EvaluationConfig(baselines="none", bootstrap=4, subjects=60, seed=3)
 NUMBERS = ("metrics", "smooth_calibration", "subgroups", "incidence", "at_risk", "decision")
 
 

@@ -26,7 +26,7 @@ from ehrsequencing.simulate.dataset import simulate
 from helpers.metrics_json import of_split
 from helpers.training import Interrupted
 
-QUICK = EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=0)
+QUICK = EvaluationConfig(baselines="none", bootstrap=0)
 T_975 = {1: 12.7062047364, 2: 4.3026527297, 4: 2.7764451052, 24: 2.0638985616}  # of a printed table
 
 
@@ -202,7 +202,7 @@ def test_other_models_are_trained_anew(run: Path, tmp_path: Path, monkeypatch: p
 def test_an_evaluation_in_python_holds_the_splits_of_its_run(run: Path, table: dict[str, object]) -> None:
     """With a report and without one, in what is returned and in `metrics.json`."""
     for report in (False, True):
-        found = eh.evaluate(run, bootstrap=0, baselines="none", explained_subjects=0, report=report, progress=False)
+        found = eh.evaluate(run, bootstrap=0, baselines="none", report=report, progress=False)
         assert found.result["repeated_splits"] == table
         assert json.loads((run / "metrics.json").read_text())["repeated_splits"] == table
     main = found.result["main"]

@@ -8,14 +8,12 @@ from typing import Any
 import pytest
 
 import ehrsequencing as eh
-from ehrsequencing.api import evaluate as module
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation import results
 from ehrsequencing.prediction.run import Run, add_to_run
-from helpers.command_line import ehrseq
 from helpers.storage import everything
 
-QUICK: dict[str, Any] = {"bootstrap": 0, "baselines": "none", "explained_subjects": 0, "progress": False}
+QUICK: dict[str, Any] = {"bootstrap": 0, "baselines": "none", "progress": False}
 
 OTHER = QUICK | {"bootstrap": 4}
 
@@ -38,28 +36,6 @@ def run(evaluated: Path, tmp_path: Path) -> Path:
 
 def pages_of(run: Path) -> list[str]:
     return [name for name in results.DRAWN if (run / name).exists()]
-
-
-def test_an_evaluation_without_a_report_leaves_no_old_one(run: Path) -> None:
-    before = json.loads((run / "metrics.json").read_text())
-    eh.evaluate(run, report=False, **OTHER)
-    assert json.loads((run / "metrics.json").read_text()) != before
-    assert pages_of(run) == []
-    assert not Run(run).altered
-    eh.evaluate(run, **QUICK)
-    assert pages_of(run) == ["report.html", "report-details.html"]
-
-
-def test_a_report_that_cannot_be_drawn_leaves_no_old_one(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = json.loads((run / "metrics.json").read_text())
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "pages", lambda metrics: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            eh.evaluate(run, **OTHER)
-    assert json.loads((run / "metrics.json").read_text())["made_of"] != before["made_of"]
-    assert pages_of(run) == []
-    assert ehrseq("evaluate", run, "--redraw").exit_code == 0
-    assert pages_of(run) == ["report.html", "report-details.html"]
 
 
 def test_a_stop_while_numbers_are_written_leaves_no_old_report(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,19 +3,15 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
-from lifelines import CoxPHFitter
 
 from ehrsequencing.config import EvaluationConfig, StudyConfig, TaskConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.evaluate import evaluate
 from ehrsequencing.evaluation.score import score
-from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.reporting.terminal import metric_lines
 from helpers.command_line import ehrseq, refused
-from helpers.score import KEY, Score, by_key, first
+from helpers.score import Score, by_key, first
 
 SETTINGS = EvaluationConfig(bootstrap=5)
 NO_RIVALS = ("evaluation.baselines=none", "evaluation.bootstrap=0")
@@ -26,7 +22,7 @@ def test_a_file_of_our_risks_gets_the_numbers_of_evaluate(
     sim_run: Path, sim_data: Path, task: TaskConfig, predicted: Path, tmp_path: Path, tiny_study: StudyConfig
 ) -> None:
     """Cohort, labels, splits and baselines are made anew from the records; nothing of the run is read."""
-    expected = evaluate(sim_run, settings=SETTINGS.model_copy(update={"explained_subjects": 0}))
+    expected = evaluate(sim_run, settings=SETTINGS)
     study = tiny_study.model_copy(update={"evaluation": SETTINGS})
     found, folder = score(predicted, sim_data, task, study=study, out=tmp_path / "out", name="ours")
     assert sorted(path.name for path in folder.iterdir()) == ["manifest.json", "metrics.json"]
@@ -55,75 +51,6 @@ def test_a_file_of_our_risks_gets_the_numbers_of_evaluate(
     for part in ("smooth_calibration", "decision", "subgroups"):
         assert len(found[part]) == len(expected[part]) > 0
     assert "left out: they need the risks of 5 or more horizons" in " ".join(found["warnings"])
-
-
-def test_a_cox_model_of_another_library_is_scored(
-    sim_data: Path, sim_prepared: Path, small_task: TaskConfig, task_file: Path, tmp_path: Path
-) -> None:
-    """lifelines, one cause-specific model a cause, on age and visits so far; predictions at the landmarks alone."""
-    store, parts = Prepared(sim_prepared), {}
-    for split in ("train", "held_out"):
-        records = store.records("simulated", split)
-        at = np.flatnonzero(np.any([records.rows.at_landmark(days) for days in small_task.landmarks], axis=0))
-        rows = records.rows
-        parts[split] = pd.DataFrame(
-            {
-                "subject_id": records.subject_id[at],
-                "us": np.asarray(rows.prediction_us)[at],
-                "age": np.nan_to_num(rows.age_years[at], nan=50.0) / 10,
-                "visits": np.log1p(rows.visits_before[at]),
-                "duration": rows.duration_days[at],
-                "cause": rows.cause[at],
-            }
-        )
-    train, asked = parts["train"], parts["held_out"]
-    grid, features = np.arange(1.0, small_task.horizons[-1] + 1, 7.0), ["age", "visits"]
-    grid = np.unique(np.r_[grid, small_task.horizons])
-    steps = []
-    for number in range(1, len(small_task.causes) + 1):
-        table = train[[*features, "duration"]].assign(event=train["cause"] == number)
-        fit = CoxPHFitter(penalizer=0.1).fit(table, "duration", "event")
-        hazard = fit.predict_cumulative_hazard(asked[features], times=grid).to_numpy().T
-        steps.append(np.diff(hazard, axis=1, prepend=0.0))
-    total = np.sum(steps, axis=0)
-    survival = np.exp(-(np.cumsum(total, axis=1) - total))
-    lines = [
-        [who, pd.Timestamp(us, unit="us"), cause, days, r]
-        for step, cause in zip(steps, small_task.causes, strict=True)
-        for days in small_task.horizons
-        for who, us, r in zip(
-            asked["subject_id"], asked["us"], (survival * step)[:, grid <= days].sum(axis=1), strict=True
-        )
-    ]
-    path = tmp_path / "cox.csv"
-    pd.DataFrame(lines, columns=[*KEY, "risk"]).to_csv(path, index=False)
-    done = ehrseq(
-        "score",
-        path,
-        sim_data,
-        "--task",
-        task_file,
-        "--name",
-        "lifelines Cox",
-        "--baselines",
-        "none",
-        "evaluation.bootstrap=10",
-    )
-    assert done.exit_code == 0, done.output
-    folder = tmp_path / "cox-score"
-    result = json.loads((folder / "metrics.json").read_text())
-    assert result["models"][0] == "lifelines Cox"
-    assert "prediction times have no prediction: only landmarks are evaluated" in done.stderr
-    assert {row["landmark_days"] for row in result["metrics"]} == set(small_task.landmarks)
-    c = by_key(result["metrics"], "lifelines Cox")[("ours", 0.0, small_task.causes[0], small_task.horizons[-1], "c")]
-    assert 0.4 < c["value"] < 1
-    assert result["data"]["prediction_times"]["held_out"] == len(asked)
-    page = (folder / "report-details.html").read_text()
-    assert "lifelines Cox" in page
-    assert "Predictions of another model" in page
-    assert "Not possible: the audit" in page
-    assert "lifelines Cox" in done.stdout
-    assert metric_lines(result)[0] in done.stdout
 
 
 def test_the_command_prepares_and_removes_the_set(

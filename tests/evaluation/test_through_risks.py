@@ -68,7 +68,6 @@ PARTS = (
     "smooth_calibration",
     "decision",
     "incidence",
-    "trajectories",
     "oracle",
     "subgroups",
 )

@@ -17,9 +17,6 @@ import pytest
 from ehrsequencing.core.arrays import hash_u64
 from ehrsequencing.core.disclosure import shareable_count
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.evaluation.examples import trajectories
-from ehrsequencing.evaluation.population import Population
-from ehrsequencing.evaluation.rivals import Evaluated
 from ehrsequencing.explain import (
     Edit,
     Question,
@@ -31,11 +28,10 @@ from ehrsequencing.explain import (
     subject_records,
 )
 from ehrsequencing.explain.record import encode_copies
-from ehrsequencing.explain.tables import CHANGE, OF_RANGE, explain_cohort, newest_numbers, sampled_people, value_effect
+from ehrsequencing.explain.tables import CHANGE, OF_RANGE, explain_cohort
 from ehrsequencing.prediction.predict import NewRecords
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.predictors.network import code_attention
-from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from helpers.command_line import ehrseq
 from helpers.explained import record_of_events
@@ -164,61 +160,11 @@ def test_an_attribute_and_a_number_are_compared_with_another_value(runs: dict[st
     assert all(int(row["carriers"]) <= 36 for row in rows.values() if row["against"] is None)
 
 
-@pytest.mark.parametrize("kind", ["network", "blend"])
-def test_the_effect_of_a_value_is_the_mean_risk_of_records_changed_in_place(
-    kind: str, runs: dict[str, Run], sim_data: Path
-) -> None:
-    question, records = Question.for_run(runs[kind]), NewRecords(runs[kind], sim_data)
-    people = sampled_people(records, 25)
-    assert len(people) == 25
-    by_code = newest_numbers(people)
-    code = max(by_code, key=lambda code: len(by_code[code]))
-    values, mean = value_effect(question, records, by_code, code)
-    newest, whole = [], []
-    for one in people:
-        events = one.record.events
-        is_code = events.code == one.code_number.get(code, -1)
-        own = np.flatnonzero(one.known_rows() & is_code & ~np.isnan(events.value))
-        if len(own):
-            newest.append(float(events.value[own[-1]]))
-            whole.append((one, own[-1]))
-    np.testing.assert_allclose(values[[0, -1]], np.percentile(newest, [5, 95]), rtol=1e-6)
-    for k in (0, 4, 8):
-        risks = []
-        for one, row in whole:
-            value = one.record.events.value.copy()
-            value[row] = values[k]
-            risks.append(changed(question, one, value=value))
-        assert mean[k] == pytest.approx(np.mean(risks), abs=1e-6)
-    assert np.ptp(mean) > 0
-    with pytest.raises(EhrseqError, match="fewer than 11 people"):
-        value_effect(question, records, {code: by_code[code][:10]}, code)
-
-
 def changed(question: Question, record: SubjectRecord, **arrays: Any) -> float:
     """The last risk of a record whose rows have other codes or values."""
     events = replace(record.record.events, **arrays)
     other = replace(record, record=replace(record.record, events=events))
     return float(question.of_copies(other, [np.ones(len(events), dtype=bool)], rows=[-1])[0, 0, 0])
-
-
-def test_the_moves_of_the_reports_patients_add_up(runs: dict[str, Run], sim_prepared: Path) -> None:
-    run = runs["network"]
-    population = Population.of_split(Prepared(sim_prepared), run.task, "held_out")
-    risk = run.predictor.risk(population.records, run.task.horizons)
-    middle = run.task.horizons[len(run.task.horizons) // 2]
-    rows = trajectories(Evaluated.of_run(run), population, risk, wanted=2, horizon_days=middle)
-    moves = [move for row in rows for move in row["moves"]]
-    assert moves
-    for row in rows:
-        for move in row["moves"]:
-            at = row["times_days"].index(move["day"])
-            assert at <= row["now"]
-            middle = len(run.task.horizons) // 2
-            assert move["after"] == pytest.approx(row["curves"]["outcome"][at][middle], abs=1e-4)
-            assert sum(part["change"] for part in move["parts"]) == pytest.approx(
-                move["after"] - move["before"], abs=1e-3
-            )
 
 
 def test_the_command_explains_a_subject_and_a_cohort(

@@ -8,15 +8,11 @@ import numpy as np
 import pytest
 
 from ehrsequencing.api.run import TrainedRun
-from ehrsequencing.config import EvaluationConfig
-from ehrsequencing.evaluation import examples
-from ehrsequencing.evaluation.population import Population
 from ehrsequencing.explain import Question, SubjectRecord, change, deletion, deletions, record as question_module
 from ehrsequencing.explain.tables import explain_cohort
 from ehrsequencing.prediction.predict import NewRecords
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.events import Events
-from ehrsequencing.records.prepared import Prepared
 from helpers.command_line import ehrseq
 from helpers.explained import record_of_events
 
@@ -112,7 +108,7 @@ def test_a_change_in_part_adds_up_too(
 
 
 def test_commands_and_reports_say_that_it_is_a_part(
-    sim_run: Path, sim_data: Path, sim_prepared: Path, people: list[SubjectRecord], monkeypatch: pytest.MonkeyPatch
+    sim_run: Path, sim_data: Path, people: list[SubjectRecord], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, who = TrainedRun(sim_run), people[0].subject_id
     for subject in ((), ("--subject", who)):
@@ -130,8 +126,3 @@ def test_commands_and_reports_say_that_it_is_a_part(
     with pytest.warns(UserWarning, match="Not every code of a very long record"):
         run.explain(sim_data, subject=who, progress=False)
     assert explain_cohort(Question.for_run(run), NewRecords(run, sim_data), subjects=12, bootstrap=0).is_part
-    population = Population.of_split(Prepared(sim_prepared), run.task, "held_out")
-    settings = EvaluationConfig(explained_subjects=40, bootstrap=0)
-    found = examples.code_effects(run, population, settings=settings, horizon_days=run.task.horizons[0])
-    assert found is not None
-    assert found["reason"] in (deletions.OF_PART, examples.RARE)

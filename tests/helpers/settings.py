@@ -12,7 +12,6 @@ TINY = (
     "training.min_steps=4",
     "training.distillation=0",
     "training.blend=false",
-    "evaluation.explained_subjects=0",
 )
 
 

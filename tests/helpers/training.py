@@ -1,12 +1,6 @@
 """Tiny runs to train, stop, kill, resume and compare."""
 
 import json
-import os
-import random
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -80,28 +74,6 @@ class Interrupted(Exception):
 
 def is_saving(out: Path) -> bool:
     return any(path.name != BEGUN for path in out.glob("checkpoints/*"))
-
-
-def kill_and_resume(prepared: Path, out: Path, *settings: str, kills: int, seed: int) -> int:
-    """Start `ehrseq train --resume` again and again, killing it at random moments; returns how often it was killed."""
-    command = [sys.executable, "-c", "from ehrsequencing.cli.app import main; main()", "train", str(prepared), *TINY]
-    command += ["--task", "simulated", "--out", str(out), "--resume", *settings]
-    draw, killed = random.Random(seed), 0
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    while killed < kills:
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
-        deadline = time.monotonic() + 120
-        while process.poll() is None and not is_saving(out) and time.monotonic() < deadline:
-            time.sleep(0.005)  # the imports take longest: wait for the first sign of a checkpoint
-        time.sleep(draw.uniform(0, 0.15))
-        if process.poll() is not None:
-            assert process.returncode == 0
-            return killed
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        killed += 1
-    assert subprocess.run(command, capture_output=True, env=environment, check=False).returncode == 0
-    return killed
 
 
 def raise_at(stop_at: int) -> Callable[[Progress], None]:

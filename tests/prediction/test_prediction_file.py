@@ -82,7 +82,7 @@ def in_file(path: Path, judged: Population, task: TaskConfig, column: str = "ris
 
 def judged_risks(run: Run, judged: Population) -> Array:
     """What every metric of `evaluate` is computed from."""
-    settings = EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=0)
+    settings = EvaluationConfig(baselines="none", bootstrap=0)
     evaluation = Evaluation(run, judged, prepared=None, settings=settings)
     column = np.searchsorted(evaluation.knots, evaluation.horizons)
     return evaluation.risks(evaluation.predictors)[OURS][:, :, column]

@@ -30,7 +30,6 @@ from helpers.training import (
     TINY,
     Interrupted,
     NetworkTrainer as Trainer,
-    kill_and_resume,
     losses,
     raise_at,
     train,
@@ -64,17 +63,6 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(
     train(sim_prepared, tmp_path / "run", resume=True)
     assert weights(tmp_path / "run") == weights(reference)
     assert losses(tmp_path / "run") == losses(reference)
-
-
-@pytest.mark.parametrize("kills", [pytest.param(kills, marks=pytest.mark.slow) for kills in (1, 20)])
-def test_a_killed_run_goes_on_to_the_same_bytes(
-    sim_prepared: Path, reference: Path, tmp_path: Path, kills: int
-) -> None:
-    assert kill_and_resume(sim_prepared, tmp_path / "run", kills=kills, seed=kills) >= 1
-    assert weights(tmp_path / "run") == weights(reference)
-    assert losses(tmp_path / "run") == losses(reference)
-    assert not list((tmp_path / "run").rglob(".tmp-*"))
-    Run(tmp_path / "run")
 
 
 def test_a_finished_run_resumes_to_nothing_and_changed_settings_are_refused(

@@ -29,7 +29,7 @@ from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.reporting.pages import outcome_lines
 from ehrsequencing.training.plan import Plan
 from ehrsequencing.training.transfer import Pretrained
-from helpers.training import Interrupted, NetworkTrainer as Trainer, raise_at, weights
+from helpers.training import NetworkTrainer as Trainer
 
 TINY = (
     *("model.dim=16", "model.heads=2", "model.layers=1", "training.grid_bins=4"),
@@ -96,17 +96,6 @@ def test_a_run_with_outcomes_can_start_one_without(
     assert not torch.equal(again.model.outcomes.vectors.weight, source.model.outcomes.vectors.weight)
 
 
-def test_an_interrupted_run_ends_with_the_same_bytes(
-    asked: Prepared, study: StudyConfig, outcome_run: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "run"
-    with pytest.raises(Interrupted):
-        Trainer(asked, "simulated", out, study=study).fit(on_progress=raise_at(5))
-    Trainer(asked, "simulated", out, study=study).fit(resume=True)
-    assert weights(out) == weights(outcome_run)
-    assert (out / "outcomes.json").read_bytes() == (outcome_run / "outcomes.json").read_bytes()
-
-
 def test_predictions_are_the_incidence_of_each_code_against_the_causes(
     asked: Prepared, sim_data: Path, outcome_run: Path, tmp_path: Path
 ) -> None:
@@ -168,7 +157,7 @@ def test_an_unknown_outcome_is_refused_with_those_that_come_close(
 
 def test_the_page_and_the_audit(outcome_run: Path) -> None:
     """Rare outcomes are pooled, so that no number on the page is of few; no check of the audit finds a leak."""
-    settings = EvaluationConfig(explained_subjects=0, bootstrap=10)
+    settings = EvaluationConfig(bootstrap=10)
     told = report_outcomes(outcome_run, split="train", prepared=None, settings=settings, progress=lambda *_: None)
     assert told is not None
     assert any("outcomes with 50 events or more" in line for line in outcome_lines(told))
@@ -254,7 +243,7 @@ def control_rows(run: Run, prepared: Prepared, *, seed: int) -> set[int]:
 def test_numbers_of_the_table_are_those_of_loops(outcome_run: Path, asked: Prepared) -> None:
     """Events, O/E and AUC of the most frequent outcome, person by person and pair by pair."""
     run, task = Run(outcome_run), asked.task("simulated")
-    settings = EvaluationConfig(explained_subjects=0, bootstrap=0, seed=3)
+    settings = EvaluationConfig(bootstrap=0, seed=3)
     table = evaluate_outcomes(run, asked, split="train", settings=settings)
     line = max(table["outcomes"], key=lambda row: int(row["events"]))
     number, far = run.outcomes.index(line["code"]), task.horizons[-1]

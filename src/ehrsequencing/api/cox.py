@@ -1,4 +1,4 @@
-"""`cox`, `run.cox` and `run.plot_effect`: what goes along with a risk, for a paper.
+"""`cox` and `run.cox`: what goes along with a risk, for a paper.
 
 Rows of a regression are spells: a subject is at risk from a start to a stop, with the last value of each covariate
 before the start.
@@ -14,17 +14,12 @@ import numpy as np
 import pandas as pd
 from pandas.api.types import is_numeric_dtype
 
-from ehrsequencing.api import paper
 from ehrsequencing.api.data import events_table, meds_folder
 from ehrsequencing.api.flat_table import START, STOP, SUBJECT, read_rows
-from ehrsequencing.api.predictions import opened
 from ehrsequencing.config import DAYS_PER_YEAR
 from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.elsewhere import right_way
 from ehrsequencing.core.errors import EhrseqError, refuse_idle, refuse_unknown
-from ehrsequencing.core.text import day_of
-from ehrsequencing.explain import Question
-from ehrsequencing.explain.tables import newest_numbers, sampled_people, value_effect
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.predictors.cox import CoxRows
 from ehrsequencing.predictors.unpenalised_cox import fit_cox
@@ -241,9 +236,7 @@ def _last_values(
     return label, (last.fillna(0.0) if is_ever else last).set_axis(spells.index)
 
 
-def named_codes(
-    name: str, codes: Sequence[str], *, where: str = "covariates"
-) -> tuple[str, list[str]]:
+def named_codes(name: str, codes: Sequence[str]) -> tuple[str, list[str]]:
     """What a covariate names: a code, or the codes of a family, such as `GENDER` of `GENDER//F`; births for `age`.
 
     A name, or what stands after its last `//`, counts before a part of that.
@@ -269,7 +262,7 @@ def named_codes(
     if len(found := whole or part) != 1:
         what = f"{name!r} names {len(found)} codes" if found else f"there is no code {name!r}"
         near = f"name one of {', '.join(found[:4])}" if found else "eh.codes(data) lists them"
-        raise EhrseqError(what, where=where, fix=right_way("terms", name) or near)
+        raise EhrseqError(what, where="covariates", fix=right_way("terms", name) or near)
     return found[0], members[found[0]]
 
 
@@ -349,67 +342,3 @@ def _columns(
         raise EhrseqError(f"a unit of {unit!r}", where=label, fix="write units={'age': 10}")
     numbers, name = (np.log(numbers), f"log {label}") if is_log else (numbers, label)
     return {name: numbers} if unit is None else {f"{name} per {unit:g}": numbers / unit}
-
-
-# ---- the risk over the values of a code ------------------------------------------------------------------------------
-
-
-def plot_effect_of_run(
-    run: Run,
-    code: str,
-    data: Any = None,
-    *,
-    horizon: str | float | None = None,
-    cause: str | None = None,
-    facts: dict[str, Any] | None = None,
-    progress: bool = True,
-    ax: "paper.Axes | None" = None,
-) -> "paper.Axes":
-    """The effect of a value as a curve: the mean risk if everybody's newest number of a code were this.
-
-    The number is moved from its 5th to its 95th percentile in the records of up to 1,000 people, at their last
-    prediction times; all other rows stay as they are. It is an association in the model, not what a treatment
-    would change.
-
-    Args:
-        run: The run.
-        code: A code with numbers; the part of its name after the last `//` is enough, and so is a part of it that no
-            other code with numbers has.
-        data: As in `predict`; default: the records that the run was trained on.
-        horizon: As in `"1y"`, or a number of days; default: the main one of the report.
-        cause: Default: the task's first outcome.
-        facts: As in `predict`.
-        progress: Whether to show a bar.
-        ax: Axes of matplotlib to draw into; default: new ones.
-
-    Returns:
-        The axes.
-
-    Raises:
-        EhrseqError: There is no such code with numbers, fewer than 11 people have different numbers of it, or there is
-            no such cause or horizon.
-
-    Example:
-        >>> import ehrsequencing as eh
-        >>> some = eh.read_meds("meds/", subjects=[*range(1, 41)])
-        >>> ax = eh.load("runs/hf").plot_effect("marker", some, horizon="1y", progress=False)
-        >>> ax.get_ylabel()
-        'mean risk of hf by 1y'
-    """
-    question = Question.for_run(
-        run,
-        cause=cause,
-        horizon_days=None if horizon is None else day_of(horizon),
-    )
-    source = run.prepared().manifest["data_path"] if data is None else data
-    with opened(run, source, facts=facts, show=progress, label="moving values") as records:
-        newest = newest_numbers(sampled_people(records, 1000))
-        known = sorted(newest)
-        found = (
-            named_codes(code, known, where="codes with numbers")[1] if isinstance(code, str) else []
-        )
-        if len(found) != 1 or found[0] not in known:
-            fix = f"name one, as in {', '.join(known[:3])}; ax= draws several into one figure"
-            raise EhrseqError(f"{code!r} is not one code with numbers", where="code", fix=fix)
-        value, risk = value_effect(question, records, newest, found[0])
-    return paper.effect(value, risk, code=found[0], question=question.text, ax=ax)

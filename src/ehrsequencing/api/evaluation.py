@@ -144,7 +144,7 @@ class EvaluationResult(Hinted, Answering):
 
         Example:
             >>> eh.load("runs/hf").evaluation.subgroups().group.unique().tolist()
-            ['age', 'visits so far', 'sex']
+            ['age', 'sex']
         """
         names = [*SUBGROUP_METRICS, *(f"{name}_difference" for name in SUBGROUP_METRICS)]
         rows: Sequence[Mapping[str, Any]] = self.result["subgroups"]
@@ -343,30 +343,6 @@ class EvaluationResult(Hinted, Answering):
         """
         place, title = self._place(None, cause, landmark)
         return paper.incidence(self._incidence(place)[0], title=title, ax=ax)
-
-    def plot_stacked_incidence(
-        self, *, landmark: str | float | None = None, ax: "paper.Axes | None" = None
-    ) -> "paper.Axes":
-        """Cumulative incidence of all causes, one upon the other, up to the main horizon; the predicted ones dashed.
-
-        Of real people, a cause that fewer than 11 of them had is left out.
-
-        Args:
-            landmark: Default: the first.
-            ax: Axes of matplotlib; default: new ones.
-
-        Example:
-            >>> ax = eh.load("runs/hf").evaluation.plot_stacked_incidence()
-            >>> [text.get_text() for text in ax.get_legend().get_texts()][:2]
-            ['hf', 'death']
-        """
-        rows = [
-            row
-            for cause in self.result["causes"]
-            for row in self._incidence(self._place(None, cause, landmark)[0])
-        ]
-        title = self._place(None, None, landmark)[1].removeprefix(f"{rows[0]['cause']} ")
-        return paper.stacked_incidence(rows, title=f"all causes {title}", ax=ax)
 
     def _incidence(self, place: Mapping[str, Any]) -> list[IncidenceRow[int | str]]:
         """The row of `incidence` at a place."""

@@ -18,7 +18,7 @@ from ehrsequencing.core.errors import EhrseqError, install
 from ehrsequencing.metrics.registry import in_columns, taken
 from ehrsequencing.prediction.prediction_file import Risks
 from ehrsequencing.records.events import DAY_US
-from ehrsequencing.reporting.figures import group_names, stacked
+from ehrsequencing.reporting.figures import group_names
 from ehrsequencing.reporting.wording import with_interval
 from ehrsequencing.results.result_types import DecisionRow, IncidenceRow, SmoothRow
 
@@ -283,16 +283,6 @@ def decision(
     return ax
 
 
-def effect(
-    value: Floats, risk: Floats, *, code: str, question: str, ax: "Axes | None" = None
-) -> "Axes":
-    """The mean risk over the values of a code; see `TrainedRun.plot_effect`."""
-    ax = axes(ax)
-    ax.plot(value, risk, "o-", color=COLOURS[0], lw=2, ms=3.5)
-    ax.set_ylim(0.0, 1.08 * risk.max())
-    return _finish(ax, x=f"newest value of {code}", y=f"mean risk of {question}")
-
-
 def incidence(row: IncidenceRow[int | str], *, title: str, ax: "Axes | None" = None) -> "Axes":
     """Observed and predicted cumulative incidence by risk group; see `EvaluationResult.plot_incidence`.
 
@@ -327,28 +317,6 @@ def incidence(row: IncidenceRow[int | str], *, title: str, ax: "Axes | None" = N
     ax.set_ylim(bottom=0.0)
     ax.set_xlim(0.0, ticks[-1])
     ax.set_xticks(ticks)
-    return _finish(ax, x="years from the prediction", y="cumulative incidence", title=title)
-
-
-def stacked_incidence(rows: Sequence[Row], *, title: str, ax: "Axes | None" = None) -> "Axes":
-    """Incidences of all causes, one upon the other; see `EvaluationResult.plot_stacked_incidence`.
-
-    Args:
-        rows: The row of `incidence` in `metrics.json` of each cause at one landmark.
-        title: Of the figure.
-        ax: Axes of matplotlib; default: new ones.
-    """
-    ax, layers = axes(ax), stacked(rows)
-    for k, one in enumerate(layers):
-        years, colour = np.array(one.days) / DAYS_PER_YEAR, COLOURS[k % len(COLOURS)]
-        ax.fill_between(years, one.low, one.high, color=colour, alpha=0.45, lw=0, label=one.cause)
-        label = "predicted (mean)" if one is layers[-1] else None
-        years = np.array(rows[0]["days"]) / DAYS_PER_YEAR
-        ax.plot(years, one.predicted, "--", color=GREY, label=label)
-    if not layers:
-        ax.text(0.5, 0.5, TOO_FEW, transform=ax.transAxes, ha="center", color=GREY)
-    ax.set_ylim(bottom=0.0)
-    ax.set_xlim(0.0, rows[0]["tick_days"][-1] / DAYS_PER_YEAR)
     return _finish(ax, x="years from the prediction", y="cumulative incidence", title=title)
 
 

@@ -34,7 +34,7 @@ from ehrsequencing.prediction.predict import (
     RiskPredictor,
 )
 from ehrsequencing.prediction.predict_some import predict_labels
-from ehrsequencing.prediction.prediction_file import Risks, columns_of_moment
+from ehrsequencing.prediction.prediction_file import columns_of_moment
 from ehrsequencing.prediction.run import Run, horizons_of, start_days_of
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.timelines import TaskRecords
@@ -81,23 +81,22 @@ def predictions(
         parts = []
         for risks in asked.answers(records, at, force=force, say=say):
             keep(risks)
-            parts.append(_wide(risks, names, records.now_us(at)))
+            # the columns of some prediction times, one a risk
+            now_us = records.now_us(at)
+            columns = {
+                "subject_id": pa.array(risks.subject_id),
+                "prediction_time": times(risks.prediction_us),
+            }
+            by_end = {"": risks.risk, "_low": risks.low, "_high": risks.high}
+            given = {
+                end: v.reshape(len(v), len(names)) for end, v in by_end.items() if v is not None
+            }
+            for number, name in enumerate(names):
+                for end, values in given.items():
+                    columns[name + end] = pa.array(values[:, number].astype(np.float64))
+            columns |= columns_of_moment(risks.kind, risks.index_us, risks.prediction_us, now_us)
+            parts.append(pa.table(columns))
     return pa.concat_tables(parts)
-
-
-def _wide(risks: Risks, names: Sequence[str], now_us: int) -> pa.Table:
-    """The columns of some prediction times, one a risk."""
-    columns = {
-        "subject_id": pa.array(risks.subject_id),
-        "prediction_time": times(risks.prediction_us),
-    }
-    by_end = {"": risks.risk, "_low": risks.low, "_high": risks.high}
-    given = {end: v.reshape(len(v), len(names)) for end, v in by_end.items() if v is not None}
-    for number, name in enumerate(names):
-        for end, values in given.items():
-            columns[name + end] = pa.array(values[:, number].astype(np.float64))
-    columns |= columns_of_moment(risks.kind, risks.index_us, risks.prediction_us, now_us)
-    return pa.table(columns)
 
 
 def draw_subject(

@@ -166,38 +166,21 @@ class Work:
             Progress,
             TextColumn,
             TimeElapsedColumn,
-            TimeRemainingColumn,
+            TimeRemainingColumn as Left,
         )
         from rich.table import Column
         from rich.text import Text
 
         console = Console(stderr=True)
-        bar_width = 20 if console.width >= 100 else 10
-        columns = (
-            TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),
-            BarColumn(bar_width=bar_width),
-            TextColumn("{task.fields[share]}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(compact=True),
-        )
-        progress = Progress(
-            *columns,
-            console=console,
-            transient=True,
-            redirect_stdout=False,
-            redirect_stderr=True,
-            refresh_per_second=4,
-        )
-        task = progress.add_task(self.text, total=None, share="")
+        words = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True))
+        columns = (words, BarColumn(20), TimeElapsedColumn(), Left(compact=True))
+        progress = Progress(*columns, console=console, transient=True, redirect_stdout=False)
+        task = progress.add_task(self.text, total=None)
         progress.tasks[0].start_time = self.started  # by the same clock
 
         def update() -> None:
-            share = f"{self.done / self.total:4.0%}" if self.total else ""
-            # the last column stays free: Ctrl-C prints ^C there
-            room = max(console.width - bar_width - 26, 10)
-            text = self.text if len(self.text) <= room else f"{self.text[: room - 1]}…"
             progress.update(
-                task, description=text, completed=self.done, total=self.total or None, share=share
+                task, description=self.text, completed=self.done, total=self.total or None
             )
 
         def print_above(text: str) -> None:
@@ -271,8 +254,7 @@ def training_bar(
                 print_line(f"{text}, tuning {word} {p.tuning_nll:.4f}{best}")
             epochs = (p.member - 1) * p.epochs + p.epoch
             done = (epochs - 1) * p.steps + p.step
-            speed = f"{p.subjects_per_second:.0f} subjects/s"
-            work.tick(done, p.members * p.epochs * p.steps, f"{text}, {speed}")
+            work.tick(done, p.members * p.epochs * p.steps, text)
             losses = {f"train_{loss}": p.loss, f"tuning_{loss}": p.tuning_nll}
             for callback in callbacks if p.ended else ():
                 callback({"epoch": p.epoch, **losses, "best": p.best, "member": p.member})

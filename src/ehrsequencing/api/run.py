@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from ehrsequencing.api import paper
-from ehrsequencing.api.cox import cox_of_run, plot_effect_of_run
+from ehrsequencing.api.cox import cox_of_run
 from ehrsequencing.api.data import PreparedData, data_config, meds_folder
 from ehrsequencing.api.evaluation import EvaluationResult
 from ehrsequencing.api.long_table import main_c
@@ -324,7 +324,6 @@ class TrainedRun(Hinted, Answering, Run):
         return gathered
 
     cox = cox_of_run
-    plot_effect = plot_effect_of_run
 
     # ---- training and evaluation -------------------------------------------------------------------------------
 

@@ -94,7 +94,7 @@ def run(
         >>> import ehrsequencing as eh
         >>> quick = {"epochs": 1, "blend": False, "distillation": 0}
         >>> tiny = {"model": {"dim": 16, "heads": 2, "layers": 1}, "training": quick}
-        >>> fast = {"evaluation": {"baselines": "none", "bootstrap": 0, "explained_subjects": 0}}
+        >>> fast = {"evaluation": {"baselines": "none", "bootstrap": 0}}
         >>> study = eh.run("meds/", "task.yaml", out="study/", progress=False, **tiny, **fast)
         >>> study.evaluation.report.name
         'report.html'

@@ -107,7 +107,7 @@ def telling_token(data: AuditData) -> Finding:
     for number, outcome in enumerate(data.task.causes, start=1):
         odds = sure_odds(known.features[0], *_with_and_without(data, number))
         far = np.flatnonzero(odds > SURE_ODDS)
-        if len(far) and len(able):
+        if len(far):
             suspects |= {*known.tokens[far].tolist()}
             top = int(odds.argmax())
             decided = round(float(odds[top]), 1), SURE_ODDS
@@ -136,29 +136,13 @@ def telling_token(data: AuditData) -> Finding:
                 best, said = float(auc[top]), words
     measured, named = round(best, 2), data.members(suspects)
     if best > TELLING_AUC:
-        return Finding(
-            "leak",
-            f"suspected: {said}; read how it came to be recorded",
-            tested,
-            measured,
-            TELLING_AUC,
-            named,
-        )
+        said = f"suspected: {said}; read how it came to be recorded"
+        return Finding("leak", said, tested, measured, TELLING_AUC, named)
     if warned:
-        return Finding(
-            "warning",
-            f"{warned}; read how it came to be recorded, and whether for everybody alike",
-            tested,
-            *decided,
-            named,
-        )
-    return Finding(
-        "passed",
-        f"no input alone predicts the outcome too well; the best, {said}",
-        tested,
-        measured,
-        TELLING_AUC,
-    )
+        warned += "; read how it came to be recorded, and whether for everybody alike"
+        return Finding("warning", warned, tested, *decided, named)
+    said = f"no input alone predicts the outcome too well; the best, {said}"
+    return Finding("passed", said, tested, measured, TELLING_AUC)
 
 
 def sure_odds(x: Floats32, event: Bools, other: Bools) -> Floats:

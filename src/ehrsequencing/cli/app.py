@@ -23,10 +23,10 @@ from ehrsequencing.cli.console import (
 )
 from ehrsequencing.cli.evaluate import audit, compare, evaluate, main_results, score
 from ehrsequencing.cli.importing import import_app
-from ehrsequencing.cli.options import places, read_study
+from ehrsequencing.cli.options import read_study
 from ehrsequencing.cli.predict import drift, explain, explore, monitor, predict
 from ehrsequencing.cli.train import export, pretrain, serve, train, update
-from ehrsequencing.core.errors import EhrseqError, refuse_idle
+from ehrsequencing.core.errors import refuse_idle
 from ehrsequencing.core.version import __version__
 
 if TYPE_CHECKING:
@@ -110,8 +110,8 @@ def demo(out: Path, **given: Any) -> None:
 
 @app.command(example="ehrseq run meds --task task.yaml --out study", panel=START)
 def run(
-    data: Path | None,
-    out: Path | None,
+    data: Path,
+    out: Path,
     overrides: Sequence[str] | None,
     config: Path | None,
     quick: bool,
@@ -122,16 +122,7 @@ def run(
     With --quick no network is trained (training.network=false): the answer is a blend of boosted trees and a Cox model.
     """
     given = [*(overrides or ()), *(["training.network=false"] if quick else ())]
-    if data is not None and "=" in str(data):  # a setting in the place of the folder
-        data, given = None, [str(data), *given]
     study = read_study(config, given, "run")
-    data, out = (named or place for named, place in zip((data, out), places(config), strict=True))
-    if data is None or out is None:
-        raise EhrseqError(
-            "needs the records and a folder to make",
-            where="ehrseq run",
-            fix="write ehrseq run DATA --out DIR, or data: and out: in the file of --config",
-        )
     from ehrsequencing.api.study import run as run_all
     from ehrsequencing.core.files import read_json
     from ehrsequencing.reporting.terminal import audit_lines, metric_lines

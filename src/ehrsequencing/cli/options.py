@@ -20,16 +20,6 @@ def read_study(config: Path | None, overrides: Sequence[str] | None, command: st
     return load_study(config, overrides or ())
 
 
-def places(config: Path | None) -> tuple[Path | None, Path | None]:
-    """The records and the output that a study file names; a path there is relative to its folder."""
-    from ehrsequencing.config.files import PLACES, read_yaml
-
-    named = {} if config is None else read_yaml(config)
-    data, out = (named.get(name) for name in PLACES)
-    folder = Path() if config is None else config.parent
-    return tuple(folder / one if isinstance(one, str) else None for one in (data, out))  # type: ignore[return-value]
-
-
 def open_run(
     folder: Path,
     command: str = "",

@@ -133,22 +133,16 @@ def pretrain(
     study = read_study(config, overrides, "pretrain")
     from ehrsequencing.api.training import pretrain as pretrain_model
     from ehrsequencing.config import refuse_changes
-    from ehrsequencing.core.files import write_bytes
-    from ehrsequencing.prediction.run import add_to_run
     from ehrsequencing.records.prepared import Prepared
-    from ehrsequencing.reporting.pages import pretraining_lines, render_pretraining
-    from ehrsequencing.reporting.report import ANSWER
+    from ehrsequencing.reporting.pages import pretraining_lines
 
     store = Prepared(prepared)
     refuse_changes(study, store.study, "pretrain", file=config, by=prepared)
     with unfinished(out):
         results = pretrain_model(store, out=out, study=study, progress=shown(), **given)
     say("\n".join(pretraining_lines(results)))
-    page = out / ANSWER
-    html = render_pretraining(results).encode()
-    add_to_run(out, ANSWER, lambda path: write_bytes(path, html))
     finish(
-        wrote={"pretrained": out, "report": page},
+        wrote={"pretrained": out},
         then=["train", prepared, "--init", out, "--out", "run"],
         result=results,
     )

@@ -95,8 +95,6 @@ def load_study(
     """
     where = str(path) if path is not None else "settings"
     data = without_former(read_yaml(path)) if path is not None else {}
-    # `data` with a text names a folder, and with a mapping it is a section
-    data = {k: v for k, v in data.items() if not (k in PLACES and isinstance(v, str))}
     data = _overridden(data, overrides)
     given = data.get("evaluation") or {}
     if evaluation is not None and isinstance(given, dict):
@@ -107,16 +105,14 @@ def load_study(
     return study.model_copy(update={"task": _located(study.task, path)})
 
 
-PLACES = (
-    "data",
-    "out",
-)  # of a study file, beside its settings: the folder of the records, and the output
-
-
 # Settings that have left since 2.0, which runs, prepared sets and study files of 2.0 name, with the value that asks for
-# nothing. With another value they are unknown, and `core/elsewhere.toml` says what to use.
+# nothing; `ANY`: each does. With another value they are unknown, and `core/elsewhere.toml` says what to use.
+ANY = object()
 FORMER: Mapping[str, Any] = {
+    "evaluation.explained_subjects": ANY,
     "evaluation.recalibrate": False,
+    "evaluation.trajectories": ANY,
+    "pretraining.exclude": ANY,
     "training.bootstrap": False,
     "vocabulary.rollup": "off",
 }
@@ -133,7 +129,7 @@ def without_former(data: dict[str, Any], section: str = "") -> dict[str, Any]:
     kept = dict[str, Any]()
     for name, value in data.items():
         whole = f"{section}{name}"
-        if whole not in FORMER or value != FORMER[whole]:
+        if whole not in FORMER or FORMER[whole] not in (ANY, value):
             kept[name] = without_former(value, f"{whole}.") if isinstance(value, dict) else value
     return kept
 

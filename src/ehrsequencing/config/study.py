@@ -87,7 +87,6 @@ class PretrainingConfig(Settings):
     objectives: Objectives = Field(
         default_factory=lambda: {"masked_codes": 1.0, "time_to_code": 1.0}
     )
-    exclude: Literal["related", "none"] = "related"  # with --task: which codes are no targets
 
 
 class TransferConfig(Settings):
@@ -107,10 +106,6 @@ class EvaluationConfig(Settings):
     seed: int = Field(default=0, ge=0, lt=2**32)
     # at most so many, drawn at random: bounds memory and time; null: all
     subjects: int | None = Field(default=None, ge=50)
-    # patients whose curves the report shows; null: 4 in simulated data, else 0
-    trajectories: int | None = Field(default=None, ge=0)
-    # whose codes' effects the report averages; 0: no such section
-    explained_subjects: int = Field(default=200, ge=0)
     decision_thresholds: tuple[
         Annotated[float, Field(gt=0, lt=1)], ...
     ] = ()  # empty: chosen from the predicted risks

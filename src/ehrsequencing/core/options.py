@@ -97,10 +97,10 @@ OPTIONS: dict[str, dict[str, Option]] = {
         "seed": Option(int, "Seed of simulation and training", 0),
     },
     "run": {
-        "data": Option(Path, "Folder of a MEDS data set; or data: in the study file", is_word=True),
+        "data": DATA,
         "overrides": settings("model.size=small"),
         "task": TASKS,
-        "out": Option(Path, "Folder to make; or out: in the study file"),
+        "out": Option(Path, "Folder to make", ...),
         "quick": Option(bool, "Trees and Cox alone, in a fraction of the time", False),
         "overwrite": OVERWRITE,
         "config": CONFIG,

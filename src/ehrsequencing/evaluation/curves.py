@@ -242,7 +242,6 @@ def incidence_rows(
                 "days": [0.0, *part.horizons_days.tolist()],
                 "tick_days": ticks,
                 "groups": groups,
-                "everyone": _group(part, model, e, ticks),
             }
         )
     return out

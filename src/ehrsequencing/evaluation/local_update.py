@@ -71,7 +71,18 @@ def update(
             fix="name a run of the horizon head with the task's causes alone",
         )
     if task is not None:
-        _take_task(opened, task)
+        # ask the run another hospital's form of its question
+        run = opened
+        for name in ("causes", "horizons"):
+            if getattr(task, name) != getattr(run.task, name):
+                raise EhrseqError(
+                    f"has other {name} than the run, which has {getattr(run.task, name)}",
+                    where=f"task {task.name}",
+                    fix="change index, codes and end of follow-up alone",
+                )
+        run.task = task.model_copy(update={"name": run.task.name})
+        run.study = run.study.model_copy(update={"task": run.task})
+        run.manifest["excluded"] = [*run.manifest["excluded"], *(task.censoring.code or ())]
     refuse_overlap(out, source, opened.folder)
     external = read_external(opened, source, progress=progress)
     progress("predicting")
@@ -102,24 +113,6 @@ def _reference(run: Run, external: External) -> dict[str, Reference | PeopleCoun
         REFERENCE: {**made_up, "risk": reference_risks(run, made_up).round(6).tolist()},
         PEOPLE: {**people, "risks": quantiles_of_risks(risk, some.rows)},
     }
-
-
-def _take_task(run: Run, task: TaskConfig) -> None:
-    """Ask the run another hospital's form of its question.
-
-    Raises:
-        EhrseqError: It has other causes or horizons.
-    """
-    for name in ("causes", "horizons"):
-        if getattr(task, name) != getattr(run.task, name):
-            raise EhrseqError(
-                f"has other {name} than the run, which has {getattr(run.task, name)}",
-                where=f"task {task.name}",
-                fix="change index, codes and end of follow-up alone",
-            )
-    run.task = task.model_copy(update={"name": run.task.name})
-    run.study = run.study.model_copy(update={"task": run.task})
-    run.manifest["excluded"] = [*run.manifest["excluded"], *(task.censoring.code or ())]
 
 
 class _Local:

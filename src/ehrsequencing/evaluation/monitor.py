@@ -11,6 +11,7 @@ later is counted apart, so that yesterday's alarm is never taken back or made up
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -204,12 +205,9 @@ def monitor(
     newest = _newest_night(journal, run)
     reader, parents = MedsReader(data, facts, run.study), read_parents(data)
     encoder = Encoder(run, parents)
-    tick = Steps(reader, 0, progress)
-
-    def people() -> People:
-        return People(run.vocabulary, encoder.excluded, run.study.visits)
-
-    surveyed = survey(reader, lambda: Windows(people, newest.known_us), tick)
+    people = partial(People, run.vocabulary, encoder.excluded, run.study.visits)
+    windows = partial(Windows, people, newest.known_us)
+    surveyed = survey(reader, windows, Steps(reader, 0, progress))
     open_day = int((surveyed.end_us - round(lag_days * DAY_US)) // DAY_US)
     drifts = _drifts(surveyed.part, run, parents, limits or DriftConfig())
     with locked(journal.folder, wait_seconds=_WAIT):

@@ -64,7 +64,6 @@ class Population:
     is_simulated: bool = False
     dataset_end_us: int = NEVER
     cut_us: int = NEVER  # when everybody's follow-up ends by design, because the splits are by date
-    made_from: str | None = None  # digest of the rows that a prepared set was made from
 
     @classmethod
     def of_split(cls, prepared: Prepared, task: TaskConfig, split: str) -> "Population":
@@ -92,7 +91,6 @@ class Population:
             is_simulated=bool(prepared.manifest.get("simulated")),
             dataset_end_us=int(prepared.manifest["dataset_end_us"]),
             cut_us=prepared.cut_us(split),
-            made_from=prepared.manifest.get("made_of", {}).get("records"),
         )
 
     def drawn(self, settings: EvaluationConfig) -> "Population":

@@ -25,7 +25,7 @@ from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.results import add_result, number
-from ehrsequencing.evaluation.rivals import Evaluated, fit_rivals, likelihood_of_parts
+from ehrsequencing.evaluation.rivals import Evaluated, fit_rivals
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.prediction.run import Run, opened
 from ehrsequencing.predictors.fit import landmark_nll
@@ -315,7 +315,7 @@ def one_split(
 
     Returns:
         What `rows.json` holds: `seed`, `train_subjects`, `held_out_subjects`, the long rows `metrics`, and
-        `tuning_nll`, model → mean over the tuning rows at landmarks, ours and parts of a blend included.
+        `tuning_nll`, model → mean over the tuning rows at landmarks, ours included.
 
     Raises:
         EhrseqError: The study has no task, or the split cannot be trained on.
@@ -353,7 +353,7 @@ def one_split(
 
 def split_fingerprint(study: StudyConfig, settings: EvaluationConfig, origin: str) -> str:
     """A digest of what would change a split's numbers; `origin` covers data, labels and the study's other settings."""
-    elsewhere = {"bootstrap", "trajectories", "tripod", "explained_subjects"}
+    elsewhere = {"bootstrap", "tripod"}
     chosen = settings.model_dump(mode="json", exclude=elsewhere)
     splits = study.splits.model_dump(mode="json")
     return digest(made_of(origin=origin, splits=splits, evaluation=chosen))
@@ -393,7 +393,6 @@ def _judge(
     records = parts.records(run.task.name, "tuning")
     tuning = {OURS: landmark_nll(run.predictor, records, run.task)}
     tuning |= {one.model.name: one.tuning_nll for one in evaluation.fitted}
-    tuning |= likelihood_of_parts(run, rivals, parts)
     return {
         "train_subjects": sizes["train"] + sizes["tuning"],
         "held_out_subjects": judged.counts["steps"][-1]["subjects"],

@@ -28,9 +28,7 @@ from ehrsequencing.evaluation.population import Population, Weights, days_since_
 from ehrsequencing.metrics.hazards import expected_events, mean_inverse
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.predictors.blend import STACKED
-from ehrsequencing.predictors.boosted import BoostedVisits
-from ehrsequencing.predictors.cox import LandmarkCox
-from ehrsequencing.predictors.fit import Fitted, fit_baselines, landmark_nll
+from ehrsequencing.predictors.fit import Fitted, fit_baselines
 from ehrsequencing.predictors.fitting_data import FittingData
 from ehrsequencing.predictors.from_file import FromFile, nll_through
 from ehrsequencing.predictors.predictor import Predictor
@@ -159,25 +157,6 @@ def parts_alone(run: Run | None, fitted: Sequence[Fitted]) -> dict[str, Predicto
     there = {one.model.name for one in fitted}
     parts = {NETWORK if one.name == "network" else one.name: one for one in run.blend.shares[0]}
     return {name: one for name, one in parts.items() if name not in there}
-
-
-def likelihood_of_parts(
-    run: Run | None, fitted: Sequence[Fitted], prepared: Prepared | None
-) -> dict[str, float]:
-    """Part of a blend → mean NLL of the tuning rows at landmarks, the best first; nothing without a blend or those.
-
-    A part that is among the fitted baselines has the NLL of that baseline, whose hazards are recalibrated.
-    """
-    if run is None or run.blend is None or prepared is None:
-        return {}
-    tuning = prepared.records(run.task.name, "tuning")
-    if not len(tuning):
-        return {}
-    parts = parts_alone(run, fitted)
-    nll = {name: landmark_nll(part, tuning, run.task) for name, part in parts.items()}
-    rivals = (BoostedVisits.name, LandmarkCox.name)
-    nll |= {one.model.name: one.tuning_nll for one in fitted if one.model.name in rivals}
-    return dict(sorted(nll.items(), key=lambda pair: pair[1]))
 
 
 def known_baselines(run: Run | None, *, seed: int, trials: int | None) -> dict[str, Predictor]:

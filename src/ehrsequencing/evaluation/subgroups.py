@@ -28,9 +28,6 @@ from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.results.result_types import Interval, SubgroupRow
 
 AGE_EDGES_YEARS = (20, 30, 40, 50, 60, 70, 80, 90)
-VISITS = "visits so far"
-VISIT_EDGES = (1, 2, 5, 10, 20, 50)
-VISIT_BANDS = ("0", "1", "2-4", "5-9", "10-19", "20-49", "50 and over")
 MOST_LEVELS = 12  # of one family of codes, the most frequent ones
 NOT_RECORDED = "not recorded"
 SUBGROUP_METRICS = ("oe", "auc", "brier")
@@ -107,7 +104,7 @@ def _value(one: Estimate, place: tuple[int, int]) -> Interval:
 def groups_of_rows(
     records: TaskRecords, vocabulary: Vocabulary, *, chosen: Ints
 ) -> dict[str, NDArray[np.str_]]:
-    """What group each row belongs to, by age and visits at the prediction time and by each family of static codes.
+    """What group each row belongs to, by age at the prediction time and by each family of static codes.
 
     A family is what stands before the last `//` of a code: `GENDER//F` and `GENDER//M` are one. `GENDER` or `SEX` is
     called sex. A code without `//` is a family of its own, with the levels yes and no. A subject with two levels of a
@@ -122,8 +119,7 @@ def groups_of_rows(
         Group → (r,) name of each row's level.
     """
     rows = records.rows
-    band = np.searchsorted(VISIT_EDGES, rows.visits_before[chosen], side="right")
-    out = {"age": age_bands(rows.age_years[chosen]), VISITS: np.array(VISIT_BANDS)[band]}
+    out = {"age": age_bands(rows.age_years[chosen])}
     for family, level_of in _families(records.timelines, vocabulary):
         is_sex = family.upper().startswith(("GENDER", "SEX")) and "sex" not in out
         out["sex" if is_sex else family] = level_of[rows.subject[chosen]]

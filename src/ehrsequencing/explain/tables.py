@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from ehrsequencing.core.arrays import Floats, Ints, hash_u64
 from ehrsequencing.core.disclosure import SMALLEST_COUNT, count_text
-from ehrsequencing.core.errors import EhrseqError, refuse_idle, refuse_unknown
+from ehrsequencing.core.errors import refuse_idle, refuse_unknown
 from ehrsequencing.core.outputs import EXPLANATION, output_file
 from ehrsequencing.explain.deletions import KINDS, change, deletion, removed_codes
 from ehrsequencing.explain.record import (
@@ -37,7 +37,6 @@ from ehrsequencing.prediction.prediction_file import with_notes, without_formula
 from ehrsequencing.records.visits import make_record
 
 NEARLY_ALL = 0.9  # share of the subjects beyond which a record without a code is unlike any other
-NewestNumbers = dict[str, list[tuple[SubjectRecord, int]]]  # by code
 Compared = tuple[str, str | None]  # a code, and what it is compared with
 Changed = tuple[int, str, float]  # a row of a record, and the code and number that it has instead
 RANGE = (10, 90)  # percentiles between which a number is moved
@@ -154,43 +153,6 @@ def sampled_people(records: NewRecords, subjects: int | None) -> list[SubjectRec
     return list(subject_records(records, chosen))
 
 
-# ---- the risk over the values of a code ------------------------------------------------------------------------------
-
-
-CURVE_RANGE = (5, 95)  # percentiles between which a number is moved
-CURVE_POINTS = 9
-
-
-def value_effect(
-    question: Question, records: NewRecords, newest: NewestNumbers, code: str
-) -> tuple[Floats, Floats]:
-    """Move the newest number of a code at the last prediction times; all other rows stay as they are.
-
-    Returns:
-        (K,) values from the 5th to the 95th percentile of the newest numbers, and (K,) the mean risk of those who have
-        one if the number of each of them were that.
-
-    Raises:
-        EhrseqError: The run reads no numbers, or fewer than 11 people have different numbers of the code.
-    """
-    if question.run.study.values.mode == "none":
-        fix = "train with values.mode other than none"
-        raise EhrseqError("the run reads no numbers", where=code, fix=fix)
-    own = newest[code]
-    numbers = [record.record.events.value[row] for record, row in own]
-    first, last = np.percentile(numbers, CURVE_RANGE).tolist()
-    if len(own) < SMALLEST_COUNT or first == last:
-        what = f"fewer than {SMALLEST_COUNT} people have different numbers of it"
-        raise EhrseqError(what, where=code, fix="name a code with more numbers")
-    value = np.linspace(first, last, CURVE_POINTS)
-    asked = (
-        _copies(question, records, record, [(row, code, number) for number in value.tolist()])
-        for record, row in own
-    )
-    risks = [answers[1:, 0, 0] for answers in question.of_each(asked)]
-    return value, np.mean(risks, axis=0)
-
-
 # ---- codes that are compared with another value ----------------------------------------------------------------------
 
 
@@ -213,20 +175,15 @@ def _newest_numbers(record: SubjectRecord) -> dict[str, int]:
     return {events.codes[events.code[row]]: row for row in rows.tolist()}
 
 
-def newest_numbers(people: Sequence[SubjectRecord]) -> NewestNumbers:
-    """Whose record has the newest number of each code in which row, at their last prediction times."""
-    rows: NewestNumbers = {}
-    for record in people:
-        for code, row in _newest_numbers(record).items():
-            rows.setdefault(code, []).append((record, row))
-    return rows
-
-
 def _ranges(people: Sequence[SubjectRecord]) -> dict[str, tuple[float, float]]:
     """The percentiles `RANGE` of each code's newest numbers, of codes of at least 11 subjects."""
+    numbers: dict[str, list[float]] = {}
+    for record in people:
+        for code, row in _newest_numbers(record).items():
+            numbers.setdefault(code, []).append(float(record.record.events.value[row]))
     percentiles = {
-        code: np.percentile([record.record.events.value[row] for record, row in own], RANGE)
-        for code, own in newest_numbers(people).items()
+        code: np.percentile(own, RANGE).tolist()
+        for code, own in numbers.items()
         if len(own) >= SMALLEST_COUNT
     }
     return {code: (low, high) for code, (low, high) in percentiles.items() if low < high}

@@ -171,26 +171,22 @@ class SurvivalModel(Answering, nn.Module):
             entry_days=None if entry_days is None else entry_days[rows],
         )
         if z is not None:
-            terms = terms + self._outcome_nll(z, rows, batch)
+            # of the rows at risk, summed over all outcomes
+            listed, codes, days = batch.outcome_rows, batch.outcome_codes, batch.outcome_days
+            assert self.outcomes is not None
+            assert listed is not None
+            assert codes is not None
+            assert days is not None
+            place = rows.new_zeros(batch.n_visits).index_copy(
+                0, rows, torch.arange(len(rows), device=rows.device)
+            )
+            terms = terms + self.outcomes.nll(
+                z.index_select(0, rows),
+                stop_days=duration_days[rows],
+                labels=OutcomeLabels(place[listed], codes, days),
+                entry_days=None if entry_days is None else entry_days[rows],
+            )
         return terms.new_zeros(batch.n_visits).index_copy(0, rows, terms)
-
-    def _outcome_nll(self, z: Tensor, rows: Tensor, batch: VisitBatch) -> Tensor:
-        """(n,) of the rows at risk, summed over all outcomes."""
-        listed, codes, days = batch.outcome_rows, batch.outcome_codes, batch.outcome_days
-        assert self.outcomes is not None
-        assert listed is not None
-        assert codes is not None
-        assert days is not None
-        assert batch.duration_days is not None
-        place = rows.new_zeros(batch.n_visits).index_copy(
-            0, rows, torch.arange(len(rows), device=rows.device)
-        )
-        return self.outcomes.nll(
-            z.index_select(0, rows),
-            stop_days=batch.duration_days[rows],
-            labels=OutcomeLabels(place[listed], codes, days),
-            entry_days=None if batch.entry_days is None else batch.entry_days[rows],
-        )
 
     def loss(self, batch: VisitBatch, *, divisor: float | None = None) -> Tensor:
         """Sum of `nll` over `divisor`; by default over the number of labelled prediction times (the mean).

@@ -234,7 +234,10 @@ class AgeEmbedding(nn.Module):
 
     def forward(self, age_years: Tensor) -> Tensor:
         """(N,) ages, NaN where unknown → (N, d)."""
-        vectors: Tensor = self.table(age_bins(age_years, bin_years=self.bin_years))
+        # age → bin: `⌊age / bin_years⌋`, the top bin open at 120 years, one bin more for an unknown age
+        top = math.ceil(MAX_AGE_YEARS / self.bin_years)
+        known = (age_years.nan_to_num(0.0) / self.bin_years).floor().clamp(0, top).long()
+        vectors: Tensor = self.table(known.masked_fill(age_years.isnan(), top + 1))
         if self.terms is None:
             return vectors
         a = ((age_years.clamp(0, MAX_AGE_YEARS) - 50) / 20).to(self.terms.dtype)
@@ -263,7 +266,9 @@ class DeltaTEmbedding(nn.Module):
             bins = (delta_days / GAP_BIN_DAYS).floor().clamp(max=top).long()
             bins = bins.masked_fill(delta_days >= GAP_TOP_DAYS, top)
         else:
-            bins = gap_bins(delta_days, is_first)
+            # gap → bin: 0 without a visit before, then one bin from each of `GAP_EDGES_DAYS` to the next
+            edges = constant(GAP_EDGES_DAYS[1:], delta_days.dtype, delta_days.device)
+            bins = (torch.bucketize(delta_days, edges, right=True) + 1).masked_fill(is_first, 0)
         return self.table(bins)
 
 
@@ -293,28 +298,6 @@ class VisitTimeEmbedding(nn.Module):
         if self.delta is not None:
             x = x + self.delta(batch.delta_days, batch.visit_index == 0)
         return dropout(x, self.dropout, training=self.training)
-
-
-def age_bins(age_years: Tensor, *, bin_years: float) -> Tensor:
-    """Age → bin: `⌊age / bin_years⌋`, the top bin open at 120 years, one bin more for an unknown age.
-
-    >>> age_bins(torch.tensor([0.0, 67.0, 119.9, 120.0, 400.0, float("nan")]), bin_years=5.0).tolist()
-    [0, 13, 23, 24, 24, 25]
-    """
-    top = math.ceil(MAX_AGE_YEARS / bin_years)
-    known = (age_years.nan_to_num(0.0) / bin_years).floor().clamp(0, top).long()
-    return known.masked_fill(age_years.isnan(), top + 1)
-
-
-def gap_bins(delta_days: Tensor, is_first: Tensor) -> Tensor:
-    """Gap → bin: 0 without a visit before, then one bin from each of `GAP_EDGES_DAYS` to the next.
-
-    >>> days = torch.tensor([0.0, 0.0, 1 / 24, 1.0, 3.9, 4000.0])
-    >>> gap_bins(days, torch.tensor([True, False, False, False, False, False])).tolist()
-    [0, 1, 2, 7, 8, 19]
-    """
-    edges = constant(GAP_EDGES_DAYS[1:], delta_days.dtype, delta_days.device)
-    return (torch.bucketize(delta_days, edges, right=True) + 1).masked_fill(is_first, 0)
 
 
 # ---- the table branch ------------------------------------------------------------------------------------------------

@@ -124,7 +124,14 @@ def horizon_nll(
         cause=cause,
     )
     if cause.device.type == "cpu":
-        _check_horizon_labels(logits.shape[1], entry_days, duration_days, cause)
+        causes = logits.shape[1]
+        fix = "correct the labels"
+        if not bool((entry_days >= 0).all()):
+            raise EhrseqError("must not be negative or NaN", where="entry_days", fix=fix)
+        if not bool((duration_days.isfinite() & (duration_days > entry_days)).all()):
+            raise EhrseqError("must be finite and above the entry", where="duration_days", fix=fix)
+        if bool(((cause < 0) | (cause > causes)).any()):
+            raise EhrseqError(f"must be 0 or one of {causes} causes", where="cause", fix=fix)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     # (N, K) days at risk in each bin
     days = exposure(edges_days, entry_days.double(), duration_days.double()).to(logits.dtype)
@@ -200,18 +207,6 @@ def _check_shapes(rows: int, noun: str, **tensors: Tensor) -> None:
             raise EhrseqError(
                 f"expected one entry a {noun}, got shape {tuple(tensor.shape)}", where=name
             )
-
-
-def _check_horizon_labels(
-    causes: int, entry_days: Tensor, duration_days: Tensor, cause: Tensor
-) -> None:
-    fix = "correct the labels"
-    if not bool((entry_days >= 0).all()):
-        raise EhrseqError("must not be negative or NaN", where="entry_days", fix=fix)
-    if not bool((duration_days.isfinite() & (duration_days > entry_days)).all()):
-        raise EhrseqError("must be finite and above the entry", where="duration_days", fix=fix)
-    if bool(((cause < 0) | (cause > causes)).any()):
-        raise EhrseqError(f"must be 0 or one of {causes} causes", where="cause", fix=fix)
 
 
 # ---- risks ---------------------------------------------------------------------------------------------------------
@@ -304,7 +299,10 @@ class HazardsOverTime(nn.Linear):
 
     def effects(self) -> Tensor:
         """(causes · bins, width) curves and free bins together."""
-        curves = constant(curves_of_time(self.bins), self.curves.dtype, self.curves.device)
+        # φ of the bins, one bin after another
+        places = [k / max(self.bins - 1, 1) for k in range(self.bins)]
+        numbers = tuple(x for s in places for x in (1.0, 1 - 2 * s, math.exp(-6 * s)))
+        curves = constant(numbers, self.curves.dtype, self.curves.device)
         return self.weight + (curves.view(-1, CURVES) @ self.curves).flatten(0, 1)
 
     @torch.no_grad()
@@ -322,16 +320,6 @@ def last_layer(config: ModelConfig, width: int, *, bias: bool = True) -> nn.Line
     if config.head == "visit":
         return nn.Linear(width, 1, bias=bias)
     return HazardsOverTime(width, config.causes, config.bins, bias=bias)
-
-
-def curves_of_time(bins: int) -> tuple[float, ...]:
-    """φ of the bins, one bin after another.
-
-    >>> [round(x, 3) for x in curves_of_time(3)]
-    [1.0, 1.0, 1.0, 1.0, 0.0, 0.05, 1.0, -1.0, 0.002]
-    """
-    places = [k / max(bins - 1, 1) for k in range(bins)]
-    return tuple(x for s in places for x in (1.0, 1 - 2 * s, math.exp(-6 * s)))
 
 
 class SurvivalHead(nn.Module):

@@ -252,15 +252,12 @@ class PositionalEmbedding(Plain):
         """
         check_indexes(positions, "positions")
         if self.table is None:
-            return self._waves(positions)
+            pair = torch.arange((self.d + 1) // 2, dtype=torch.float64, device=positions.device)
+            turns = torch.exp(-math.log(10_000.0) * 2 * pair / self.d)
+            angle = positions.double().unsqueeze(-1) * turns
+            waves = torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)[..., : self.d]
+            return (waves * math.sqrt(2 / self.d)).to(self.as_weights.dtype)
         return self.table(positions.clamp(max=self.table.num_embeddings - 1))
-
-    def _waves(self, positions: Tensor) -> Tensor:
-        pair = torch.arange((self.d + 1) // 2, dtype=torch.float64, device=positions.device)
-        turns = torch.exp(-math.log(10_000.0) * 2 * pair / self.d)
-        angle = positions.double().unsqueeze(-1) * turns
-        waves = torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)[..., : self.d]
-        return (waves * math.sqrt(2 / self.d)).to(self.as_weights.dtype)
 
 
 class VisitEmbedding(PositionalEmbedding):

@@ -384,9 +384,7 @@ def _codes(
         is_gone = here.shown == 0 and share >= enough and code not in units
         if is_gone and kind and kind not in kinds:
             missing[kind] = max(share, missing.get(kind, 0.0))
-        elif (
-            is_gone and not is_cut and rises[kind] < 0.8 * share
-        ):  # no codes of its kind took its place
+        elif is_gone and not is_cut and rises[kind] < 0.8 * share:  # no codes of its kind instead
             yield Difference("gone", code, rounded(share), rounded(share), 0.0)
         elif here.shown != 0 and with_number >= enough and not people.judged[code]:
             yield Difference("no numbers", code, rounded(with_number), rounded(with_number), 0.0)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -64,8 +64,7 @@ class Run:
     def __init__(self, folder: Path | str) -> None:
         folder = Path(folder)
         self.folder = folder
-        manifest = read_manifest(folder, what="a finished run")
-        self.manifest = cast(RunManifest, manifest)
+        self.manifest: RunManifest = read_manifest(folder, what="a finished run")
         if self.manifest.get("kind") not in (RUN.name, SHARED_RUN.name):
             raise EhrseqError(
                 "is not a run", where=str(folder), fix="name a folder that ehrseq train made"

@@ -144,7 +144,11 @@ class Blend(Predictor):
             EhrseqError: A part looks at a column that its features do not have.
         """
         text, arrays = _of_now(read_json(folder / BLEND_FILE)), load_file(folder / ARRAYS_FILE)
-        features, edges = _spec(text["features"]), tuple(text["edges_days"])
+        # history features from JSON
+        saved = text["features"]
+        pairs = tuple((int(first), int(second)) for first, second in saved["pairs"])
+        lists = {name: tuple(saved[name]) for name in ("codes", "numeric", "static_codes", "names")}
+        features, edges = FeatureSpec(**lists, pairs=pairs), tuple(text["edges_days"])
         cut_offsets = arrays["boosted.cut_offsets"]
         # of features with a cut, and the part of time
         columns = int((np.diff(cut_offsets) > 0).sum()) + 1
@@ -221,13 +225,6 @@ def _require(
             where=str(folder / ARRAYS_FILE),
             fix="train the run again",
         )
-
-
-def _spec(saved: dict[str, Any]) -> FeatureSpec:
-    """History features from JSON."""
-    pairs = tuple((int(first), int(second)) for first, second in saved["pairs"])
-    lists = {name: tuple(saved[name]) for name in ("codes", "numeric", "static_codes", "names")}
-    return FeatureSpec(**lists, pairs=pairs)
 
 
 # ---- trees and Cox, each fitted without every fold and once on all ---------------------------------------------------

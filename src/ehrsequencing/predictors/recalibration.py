@@ -131,7 +131,12 @@ def fit_recalibration(
             of_cause = CauseLikelihood(eta, edges_days, labels, cause=e)
             estimate = of_cause.fit(2)[0]
         else:
-            centre = _centres(eta, exposure(edges_days, labels.entry_days, labels.duration_days))
+            # (K,) mean of η in each bin, weighted by expected events; unweighted where nobody is at risk
+            days = exposure(edges_days, labels.entry_days, labels.duration_days)
+            expected = days * np.exp(eta)
+            total = expected.sum(axis=0)
+            weighted = (expected * eta).sum(axis=0) / np.where(total > 0, total, 1.0)
+            centre = np.asarray(np.where(total > 0, weighted, eta.mean(axis=0)))
             of_cause = CauseLikelihood(eta, edges_days, labels, cause=e, centre=centre)
             estimate, *_, covariance = of_cause.fit(3)
             drawn = prior_sd**2 * np.eye(3)
@@ -140,14 +145,6 @@ def fit_recalibration(
         slope[e] = 1 + theta[e, 1] + theta[e, 2] * place
         intercept[e] = theta[e, 0] + (1 - slope[e]) * of_cause.centre
     return Recalibration(intercept, slope, theta[:, 0], theta[:, 1], theta[:, 2], subjects)
-
-
-def _centres(eta: Floats, days: Floats) -> Floats:
-    """(K,) mean of η in each bin, weighted by expected events; unweighted where nobody is at risk."""
-    expected = days * np.exp(eta)
-    total = expected.sum(axis=0)
-    weighted = (expected * eta).sum(axis=0) / np.where(total > 0, total, 1.0)
-    return np.asarray(np.where(total > 0, weighted, eta.mean(axis=0)))
 
 
 class CauseLikelihood:
@@ -335,10 +332,10 @@ def fit_update(
         spread = np.trace(inverse(bread) @ sandwich) / (large - small)
         return float(max(2 * (fits[large][1] - fits[small][1]), 0.0) / max(spread, 1e-9))
 
-    def p_value(small: int, large: int) -> float:
-        return float(chdtrc(large - small, ratio(small, large)))
-
-    p = {METHODS[small]: p_value(small, largest) for small in range(largest)}
+    p = {
+        METHODS[small]: float(chdtrc(largest - small, ratio(small, largest)))
+        for small in range(largest)
+    }
     chosen = next((place for place in range(largest) if p[METHODS[place]] >= ALPHA), largest)
     if not chosen:
         return CauseUpdate(METHODS[0], METHODS[largest], p, 1.0)

@@ -6,19 +6,16 @@ Callers pass real numbers (an undefined estimate is None) and only counts that m
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-
 from ehrsequencing.config import DAYS_PER_YEAR
-from ehrsequencing.core.arrays import Floats
 from ehrsequencing.reporting.chart import Chart, Curve, Estimate, Figure, ticks
 from ehrsequencing.reporting.wording import duration, percent, percent_mark, plain, with_interval
 from ehrsequencing.results.result_types import IncidenceRow
 
-_MOST_BESIDE, _MOST_ABOVE = 40, 56  # letters of a name beside its row, and above it
+_MOST_LETTERS = 40  # of a name beside its row
 
 # ----------------------------------------------------------------------------------------------- charts made of rows
 
@@ -31,28 +28,21 @@ def forest(
     reference: float,
     floor: float = -math.inf,
     form: str = ".3f",
-    bars: bool = False,
 ) -> Figure:
     """Forest plot: one row per model in each group, with intervals and a dashed reference.
 
     Args:
-        groups: (name of the group, its estimates), drawn from top to bottom; a name may have two lines. Beside bars it
-            stands in one, above its rows.
+        groups: (name of the group, its estimates), drawn from top to bottom; a name may have two lines.
         title: Name of the figure.
         label: Name of the horizontal axis.
         reference: Value of the dashed line (no skill).
         floor: The axis starts no lower; an arrow marks what lies below.
         form: How numbers are printed.
-        bars: Whether a bar leads from the reference to each estimate.
     """
     row, line_height, gap = 13.0, 14.0, 11.0
-    most = _MOST_ABOVE if bars else _MOST_BESIDE
-    named = [[shorten(line, most) for line in name.split("\n")] for name, _ in groups]
-    if bars:
-        named = [[" ".join(lines)] for lines in named]
-    head = line_height if bars else 0.0
+    named = [[shorten(line, _MOST_LETTERS) for line in name.split("\n")] for name, _ in groups]
     tall = [
-        head + max(row * len(rows), 0.0 if bars else line_height * len(lines))
+        max(row * len(rows), line_height * len(lines))
         for lines, (_, rows) in zip(named, groups, strict=True)
     ]
     height = 48 + sum(tall) + gap * len(groups)
@@ -61,22 +51,20 @@ def forest(
     low, high = max(min(ends), floor), max(ends)
     pad = 0.05 * (high - low) or 0.1
     longest = max((len(line) for lines in named for line in lines), default=0)
-    left = 14 if bars else 14 + 6 * longest
+    left = 14 + 6 * longest
     chart = Chart(max(308 + left, 440), height, (low - pad, high + pad), left=left, top=6)
     chart.verticals(ticks(chart.x.low, chart.x.high), "grid")
     chart.verticals([reference], "reference")
     chart.x_axis(label, plain)
     top = chart.y.high + gap / 2
     for (name, rows), lines, block in zip(groups, named, tall, strict=True):
-        middle = top + (head if bars else block) / 2
+        middle = top + block / 2
         for k, line in enumerate(lines):
             place = middle + line_height * (k - (len(lines) - 1) / 2)
             chart.text(chart.x.low, place, line, dx=4 - chart.x.start, dy=4)
-        y = top + head + (block - head - row * len(rows)) / 2
+        y = top + (block - row * len(rows)) / 2
         for estimate in rows:
             numbers = with_interval(estimate.value, estimate.low, estimate.high, form)
-            if bars and estimate.value is not None:
-                chart.bar((reference, estimate.value), y + 2, y + row - 2, "bar faint")
             _draw_estimate(chart, estimate, y + row / 2, numbers, reference)
             chart.rows.append((name.replace("\n", ", "), estimate.name, numbers))
             y += row
@@ -261,77 +249,3 @@ def incidence(row: IncidenceRow[int | str]) -> Figure | None:
     return chart.svg(
         f"Observed and predicted incidence of {row['cause']} by risk group", "fig wide"
     )
-
-
-@dataclass(frozen=True)
-class Layer:
-    """A cause in a stack of incidences.
-
-    Attributes:
-        cause: Its name.
-        days: When its observed incidence is known.
-        low: (days,) the causes before it.
-        high: (days,) those, and it.
-        predicted: Mean predicted incidence of those and it, by all days of its row.
-    """
-
-    cause: str
-    days: Sequence[float]
-    low: Floats
-    high: Floats
-    predicted: Floats
-
-
-def stacked(rows: Sequence[Mapping[str, Any]]) -> list[Layer]:
-    """The incidences of the causes that are shown, each upon those before it; lines are straight where a day is hidden.
-
-    Args:
-        rows: The row of `incidence` of each cause at one landmark.
-    """
-    observed = [np.array(row["everyone"]["observed"], dtype=np.float64) for row in rows]
-    known = [np.flatnonzero(np.isfinite(one)) for one in observed]
-    parts = zip(rows, observed, known, strict=True)
-    shown = [(row, own, at) for row, own, at in parts if np.nansum(own) > 0]
-    end = min((at[-1] for _, _, at in shown), default=0)
-    low, predicted, layers = np.zeros(end + 1), np.zeros(1), list[Layer]()
-    for row, own, at in shown:
-        days = np.array(row["days"])
-        high = low + np.interp(days[: end + 1], days[at], own[at])
-        predicted = predicted + row["everyone"]["predicted"]
-        layers.append(Layer(row["cause"], days[: end + 1].tolist(), low, high, predicted))
-        low = high
-    return layers
-
-
-def stacked_incidence(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
-    """Observed cumulative incidences of all causes, stacked; dashed lines are the mean predicted ones.
-
-    Args:
-        rows: The row of `incidence` of each cause at one landmark of a redacted evaluation.
-
-    Returns:
-        The figure; None where no cause may be shown.
-    """
-    layers, horizon = stacked(rows), rows[0]["tick_days"][-1]
-    if not layers:
-        return None
-    per, unit = (DAYS_PER_YEAR, "years") if horizon >= DAYS_PER_YEAR else (1.0, "days")
-    top = min(1.0, 1.06 * float(max(layers[-1].high[-1], layers[-1].predicted[-1])) or 0.01)
-    chart = Chart(440, 260, (0, horizon / per), (0, top), right=120)
-    chart.y_axis("", percent_mark)
-    chart.x_axis(f"{unit} after the prediction", plain, [d / per for d in rows[0]["tick_days"]])
-    below = 0.0
-    for k, one in enumerate(layers):
-        x = [day / per for day in one.days]
-        chart.band(x, one.low.tolist(), one.high.tolist(), f"stack b{k % 7}")
-        chart.path([day / per for day in rows[0]["days"]], one.predicted.tolist(), "grey")
-        cells = percent(one.predicted[-1] - below), percent(one.high[-1] - one.low[-1])
-        chart.told.append(f"{one.cause}: predicted {cells[0]}, observed {cells[1]}")
-        chart.rows.append((one.cause, *cells))
-        below = one.predicted[-1]
-    chart.end_labels([((c.low[-1] + c.high[-1]) / 2, shorten(c.cause, 16)) for c in layers])
-    chart.columns = (
-        "cause",
-        *(f"{what} by {duration(horizon)}" for what in ("predicted", "observed")),
-    )
-    return chart.svg("Observed and predicted incidence of all causes, stacked")

@@ -65,12 +65,11 @@ def pretraining_answer(results: dict[str, Any]) -> list[str]:
     return [headline, *parts]
 
 
-_LOSSES = {"loss": "Model", "frequency_loss": "Frequencies of training"}
 OPTIMISTIC = "tuning subjects also chose the epoch, so that the numbers are slightly optimistic"
 
 
 def pretraining_lines(results: dict[str, Any]) -> tuple[str, ...]:
-    """Lines of a terminal: what was learned; the page has the numbers."""
+    """Lines of a terminal: what was learned; `pretraining.json` has the numbers."""
     measured = (
         f"tuning split, {results['targets']} target codes, best epoch {results['best_epoch']}"
     )
@@ -109,28 +108,6 @@ def transfer_advice(started_from: Origin | None) -> str | None:
     return (
         f"little is transferred: the model knows {known:.0%} of the records' codes. Give codes the names of the other"
         " data, or name their parents in metadata/codes.parquet. Compare with a training without --init."
-    )
-
-
-def render_pretraining(results: dict[str, Any]) -> str:
-    """The page of `pretraining.json` as a string of HTML, without a script."""
-    headline, *parts = pretraining_answer(results)
-    rows = [
-        (str(name), *("–" if one[key] is None else f"{one[key]:.3f}" for key in _LOSSES))
-        for name, one in results["objectives"].items()
-    ]
-    tables: list[Table] = [("Losses", ("Nats a target", *_LOSSES.values()), rows)]
-    left_out = f"; {results['left_out']:,} are none" if results["left_out"] else ""
-    notes = [
-        OPTIMISTIC[0].upper()
-        + OPTIMISTIC[1:]
-        + ". Intervals (95%) are over tuning subjects. The numbers do not say"
-        " that pretraining helps a task: compare trainings with and without it.",
-        f"Learned from {results['subjects']:,} training subjects; {results['targets']:,} codes are targets{left_out}."
-        f" The weights of epoch {results['best_epoch']} were kept. Numbers: pretraining.json.",
-    ]
-    return rendered_page(
-        title=headline, kicker="Pretraining", lines=parts, tables=tables, notes=notes
     )
 
 

@@ -5,11 +5,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from ehrsequencing.evaluation.subgroups import VISITS
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.reporting import figures
 from ehrsequencing.reporting.chart import Curve, Estimate, Figure
-from ehrsequencing.reporting.patient import moved, patient_figure, patient_of
 from ehrsequencing.reporting.scores import Scores, Shown
 from ehrsequencing.reporting.wording import duration, from_landmark, size
 from ehrsequencing.results.result_types import (
@@ -17,7 +15,6 @@ from ehrsequencing.results.result_types import (
     EpochRow,
     Shared,
     SmoothRow,
-    Trajectory,
     place_of,
 )
 
@@ -155,25 +152,6 @@ def calibrations(m: Shared, table: Scores, shown: Shown) -> list[Panel]:
     return drawn
 
 
-def clock(places: Sequence[Mapping[str, Any]]) -> Figure | None:
-    """O/E at each landmark by the number of visits so far; None where fewer than two such groups may be shown."""
-    groups = [
-        (f"{from_landmark(place['landmark'])}\n{level['name']} visits", [level["oe"]])
-        for place in places
-        for level in place["families"].get(VISITS, ())
-        if level["told"] and level["oe"].value is not None
-    ]
-    if len(groups) < 2:
-        return None
-    return figures.forest(
-        groups,
-        title="O/E by landmark and number of visits so far",
-        label="O/E (1: right)",
-        reference=1.0,
-        form=".2f",
-    )
-
-
 def _smooth(row: SmoothRow[int | str]) -> Curve:
     """The curve where its band is defined."""
     points = zip(row["predicted"], row["observed"], row["low"], row["high"], strict=True)
@@ -262,21 +240,6 @@ def _best_range(
 
 
 # --------------------------------------------------------------------------------- single subjects, training, truth
-
-
-def trajectory(t: Trajectory) -> dict[str, object]:
-    """One de-identified subject's timeline with the risk curve, what happened, and what moved the risk."""
-    patient, event = patient_of(t), t["event"]
-    return {
-        "timeline": patient_figure(patient, title=f"Timeline of subject {t['label']}"),
-        "changes": [moved(row, patient.descriptions) for row in patient.moves],
-        "banded": bool(patient.bands),
-        "label": t["label"],
-        "outcome": f"{event['cause'] or 'event-free'} at {duration(round(event['day']))}",
-        "times": len(t["times_days"]),
-        "horizon": duration(patient.horizon_days),
-        "has_event": bool(event["cause"]),
-    }
 
 
 def training(history: Sequence[EpochRow]) -> dict[str, object]:

@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from markupsafe import Markup
 
 from ehrsequencing.core.files import Page, Shareable, write_bytes
 from ehrsequencing.evaluation.context import QUESTIONS
-from ehrsequencing.evaluation.subgroups import VISITS
 from ehrsequencing.metrics.registry import METRICS, in_columns
 from ehrsequencing.reporting import figures, panels, tables
 from ehrsequencing.reporting.chart import Figure, swatch
@@ -57,31 +56,12 @@ def answer(m: Shared, scores: Scores, shown: Shown) -> dict[str, object]:
         "caveats": caveats(scores, verdicts),
         "audited": audit_case(m),
         "incidence": figures.incidence(incidence[0]) if incidence else None,
-        "patients": two_patients(m),
-        "codes": (codes := tables.codes(m)),
-        "bars": codes
-        and figures.forest(
-            codes["bars"],
-            title="The codes that move the risk",
-            label="percentage points added to the risk",
-            reference=0.0,
-            form="+.1f",
-            bars=True,
-        ),
         "main": main_figures(m, scores, shown),
         "forest": forest(scores, shown),
         "groups": subgroup_figures(m, scores, shown),
         "c": scores.number(scores.models[0], *scores.main(), "c").value,
         "tripod": tripod(m),
     }
-
-
-def two_patients(m: Shared) -> list[dict[str, object]]:
-    """The last of the examples with the event of interest, and the first without any; those that there are."""
-    patients = [panels.trajectory(row) for row in m["trajectories"] if row["times_days"]]
-    had = [row for row in patients if row["has_event"]]
-    free = [row for row in patients if not row["has_event"]]
-    return [*had[-1:], *free[:1]] if had and free else patients[:2]
 
 
 def main_figures(m: Shared, scores: Scores, shown: Shown) -> dict[str, list[panels.Panel]]:
@@ -127,8 +107,7 @@ def subgroup_figures(m: Shared, scores: Scores, shown: Shown) -> dict[str, objec
         families = {
             family: some
             for family, rows in place["families"].items()
-            if family != VISITS
-            and len(some := [row for row in rows if row["told"] and row["auc"].value is not None])
+            if len(some := [row for row in rows if row["told"] and row["auc"].value is not None])
             > 1
         }
         while sum(map(len, families.values())) > MOST_LEVELS:
@@ -253,26 +232,6 @@ def count_texts(m: Shared) -> dict[tuple[Any, ...], str]:
     }
 
 
-@cache
-def standalone(figure: str) -> str:
-    """A figure as an SVG file of its own, with the page's colours: for pictures in other documents.
-
-    Args:
-        figure: What a function of `reporting.figures` or `reporting.patient` returns.
-
-    Example:
-        >>> from ehrsequencing.reporting.chart import Chart
-        >>> standalone(Chart(100, 50, (0, 1)).svg("Empty"))[:43]
-        '<svg xmlns="http://www.w3.org/2000/svg" cla'
-    """
-    parts = [
-        environment().get_template(f"{name}.css.jinja").render() for name in ("palette", "chart")
-    ]
-    style = f"<style>{''.join(parts)} svg {{ background: var(--bg); }}</style>"
-    head, _, rest = str(figure).partition(">")
-    return head.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1) + f">{style}{rest}"
-
-
 def _clean(value: Any) -> Any:
     """Replace what no document may hold (control characters, half surrogates); NaN and infinity become undefined."""
     if isinstance(value, str):
@@ -315,15 +274,9 @@ def _details(m: Shared, scores: Scores, shown: Mapping[Any, str]) -> dict[str, o
                 for row in m["incidence"]
             ]
         ),
-        "stacked": [
-            panels.Panel("", panels.caption(rows[0], shown), figures.stacked_incidence(rows))
-            for rows in at_landmarks(m["incidence"] or [])
-            if len(rows) > 1
-        ],
         "tripod": tripod(m),
         "gap_forests": panels.gap_forests(scores, shown),
         "accuracy": scores.blocks("accuracy"),
-        "clock": panels.clock(tables.subgroups(m, shown)),
         "calibrations": by_cause(panels.calibrations(m, scores, shown)),
         "calibration": scores.blocks("calibration"),
         "decisions": by_cause(panels.decisions(m, scores.models, shown)),
@@ -331,17 +284,9 @@ def _details(m: Shared, scores: Scores, shown: Mapping[Any, str]) -> dict[str, o
         "repeated": tables.repeated(m),
         "weights": tables.blend_weights(m),
         "without_network": tables.without_network(scores),
-        "codes": tables.codes(m),
-        "trajectories": [panels.trajectory(t) for t in m["trajectories"] if t["times_days"]],
         "audit": m["audit"],
         "settings": _flat(m["config"]),
     }
-
-
-def at_landmarks(rows: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
-    """The rows of each landmark."""
-    landmarks = dict.fromkeys(row["landmark_days"] for row in rows)
-    return [[row for row in rows if row["landmark_days"] == one] for one in landmarks]
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:

@@ -29,7 +29,6 @@ from ehrsequencing.results.result_types import (
     CHECKS,
     COUNTS,
     RATES,
-    Audit,
     DecisionRow,
     Exact,
     Shared,
@@ -110,18 +109,16 @@ def redact(result: Exact | Shared, *, decimals: bool = True) -> Shareable[Shared
             {
                 **row,
                 "groups": [_risk_group(group) for group in row["groups"]],
-                "everyone": _risk_group(row["everyone"]),
             }
             for row in exact["incidence"]
         ],
-        "trajectories": [],
         "inputs": inputs,
         "checks": _counted({name: exact["checks"].get(name) for name in CHECKS}),
         **{name: make(whole[name]) if whole[name] else None for name, make in parts.items()},
         "records_before": [_counted(row) for row in exact["records_before"]],
         "oracle": None,
     }
-    trained = {name: whole[name] for name in ("history", "baselines", "blend", "codes")}
+    trained = {name: whole[name] for name in ("history", "baselines", "blend")}
     shown |= _changed(trained, partial(_learned, events=exact["events"]))
     facts = {name: _changed(whole[name], _file_names) for name in _FACTS if name in whole}
     return Shareable({"individual": INDIVIDUAL, **facts, **(rounded(shown) if decimals else shown)})
@@ -134,8 +131,7 @@ def _learned(row: Row, *, events: Row) -> dict[str, Any]:
         for split, counts in events.items()
     }
     decided_by = {
-        # hidden: seconds × subjects a second are the training people, and so are steps × subjects a step
-        ("subjects_per_second", "steps"): 0,
+        ("steps",): 0,  # hidden: steps × subjects a step are the training people
         ("tuning_nll",): max(had.get("tuning", {}).values(), default=0),
         ("train_nll",): max(had.get("train", {}).values(), default=0),
         # the weight of a part of a blend
@@ -156,16 +152,16 @@ def redact_rows(exact: Rows, *, is_simulated: bool, is_pooled: bool = False) -> 
 
 
 def owners_part(result: Exact | Shared) -> dict[str, Any]:
-    """What only the owner's page has of an exact result, in the place of what is redacted: exact curves, persons."""
+    """What only the owner's page has of an exact result, in the place of what is redacted: exact curves."""
     whole: Row = result
     curves = {
         name: _changed(whole[name], _counted)
         for name in ("smooth_calibration", "decision", "incidence")
     }
-    return {**curves, "trajectories": result["trajectories"], "is_owners": True}
+    return {**curves, "is_owners": True}
 
 
-def redact_audit(result: Audit[int]) -> Shareable[SharedAudit]:
+def redact_audit(result: Row) -> Shareable[SharedAudit]:
     """Redact an audit, whose checks have hidden few people in their words: the counts of what was tested."""
     checks = [{**one, "tested": _counts(one["tested"])} for one in result["checks"]]
     return Shareable({**result, "checks": checks})
@@ -359,10 +355,6 @@ def _risk_group(group: Row) -> dict[str, Any]:
     The curve is that of rounded counts: it rises where the rounded count of events does.
     """
     n, counts = group["n"], group["events"]
-    if n < SMALLEST_COUNT:  # of everyone, where they are so few
-        hidden = [None] * len(counts)
-        curves = dict.fromkeys(("predicted", "observed", "low", "high"), hidden)
-        return {**curves, "n": _counts(n), "at_risk": _counts(group["at_risk"])}
     places = [nearest(had) for had in counts]
     first = [places.index(place) for place in places]  # the day of each step
     factor = [

@@ -93,58 +93,14 @@ class IncidenceRow(Place, Generic[N]):
     days: list[float]
     tick_days: list[float]
     groups: list[dict[str, Any]]
-    everyone: dict[str, Any]
 
-
-class Trajectory(TypedDict):
-    """A single person under a letter: risks at every prediction time, what was recorded, and what happened."""
-
-    label: str
-    risk_horizon_days: float  # of the risk that is followed over time
-    outcome: str
-    event: dict[str, Any]  # `day`, and `cause`: None where it ended without an event
-    times_days: list[float]  # prediction times since the index
-    now: int  # number of the one that is shown in full
-    kind: list[str]  # `visit` or `query`
-    curves: dict[str, list[list[float]]]  # cause → prediction time → risk by each horizon
-    horizons_days: list[float]
-    visits: list[dict[str, Any]]  # `day` since the index, `codes`
-    descriptions: dict[str, str]
-    curve_days: NotRequired[list[float]]  # these four of a run; a file of predictions has none
-    curve_at: NotRequired[list[int]]  # prediction times whose whole curve is in `full`
-    full: NotRequired[dict[str, list[list[float]]]]
-    moves: NotRequired[list[dict[str, Any]]]  # `day`, `before`, `after`, `parts` that add up to it
-    band: NotRequired[dict[str, dict[str, list[float]]]]  # of an ensemble
-
-
-# ---- parts that some evaluations have ----
-
-
-# ---- the audit for leaks ----
 
 Verdict = Literal["passed", "warning", "leak", "not_tested"]
 
-
-class Audit(TypedDict, Generic[N]):
-    """The content of `audit.json`."""
-
-    fingerprint: str
-    made_of: str
-    created: str
-    version: str
-    task: str
-    split: str
-    subjects: int  # drawn of each split
-    seed: int
-    records: bool  # whether the original ones were there
-    leaks: int
-    warnings: int
-    not_tested: int
-    checks: list[dict[str, Any]]
-
-
-SharedAudit = Audit[int | str]
-
+#: The content of `audit.json`: `fingerprint`, `made_of`, `created`, `version`, `task`, `split`, `seed`; `subjects`
+#: drawn of each split; whether the original `records` were there; counts of `leaks`, `warnings`, `not_tested`;
+#: `checks`.
+SharedAudit = dict[str, Any]
 
 #: Of a training: `epoch`, `train_nll`, `tuning_nll`, `best`, `seconds` …; in a result `steps` may be hidden.
 EpochRow = dict[str, Any]
@@ -200,8 +156,6 @@ class Result(TypedDict, Generic[N]):
     smooth_calibration: list[SmoothRow[N]]
     decision: list[DecisionRow[N]]
     incidence: list[IncidenceRow[N]]
-    trajectories: list[Trajectory]
-    codes: dict[str, Any] | None  # mean effects of codes; without any, `reason` says why
     checks: dict[str, Any]  # what a reviewer asks, as far as it is known
     tripod: dict[str, str]
     oracle: dict[str, Any] | None  # a simulation's truth, as `evaluation.oracle` explains
@@ -252,46 +206,14 @@ def place_of(row: Mapping[str, Any]) -> tuple[float | None, str, float | None]:
 
 # ---- manifests of runs; `core.outputs` writes and checks them ----
 
-# What every manifest has, and how the records were imported; `required` files must stay as they are, all without it.
-Manifest = TypedDict(
-    "Manifest",
-    {
-        "kind": str,
-        "files": dict[str, str],  # name → SHA-256
-        "required": NotRequired[list[str]],
-        "import": NotRequired[dict[str, Any]],
-    },
-)
+#: What a manifest tells of a run beside its `files` (name → SHA-256), of which the `required` ones must stay as they
+#: are: `prepared`, `excluded` codes, digests of its `vocabulary` and its `fingerprint`; where there are some,
+#: `recalibration` (cause → level, stretch, trend), `simulated`, `parameters`, `seconds` of each stage, `members` of
+#: an ensemble, the model that it started from (`init`), its own `loss`, that it was `trained` outside, and what
+#: `ehrseq update` chose (`update`).
+RunManifest = dict[str, Any]
 
-
-class Origin(TypedDict, total=False):
-    """A model that a run started from, and what that one started from in its turn."""
-
-    folder: str
-    prepared: str
-    data_path: str
-    subjects: dict[str, str]  # split → a digest
-    objectives: dict[str, float]
-    excluded_targets: dict[str, list[str]] | None
-    vocabulary: str  # a digest
-    transfer: dict[str, str]  # settings
-    overlap: dict[str, dict[str, Any]]  # way → how many `codes` were found, and their `share`
-    init: "Origin"
-
-
-class RunManifest(Manifest):
-    """Of a run; a shared model lacks what would tell of its place."""
-
-    prepared: str
-    excluded: list[str]
-    vocabulary: str  # a digest
-    fingerprint: str
-    recalibration: NotRequired[dict[str, Any]]  # cause → level, stretch, trend, of the network
-    simulated: NotRequired[bool]
-    parameters: NotRequired[int]
-    seconds: NotRequired[dict[str, float]]  # of each stage
-    members: NotRequired[list[dict[str, Any]]]  # of an ensemble: what training noted of each
-    init: NotRequired[Origin]
-    loss: NotRequired[dict[str, str]]  # name and hash of the source, where one's own was declared
-    trained: NotRequired[str]  # `outside`: with one's own loop
-    update: NotRequired[dict[str, Any]]  # what `ehrseq update` chose: causes beside its own keys
+#: A model that a run started from (`folder`, `prepared`, `data_path`, `subjects` by split as digests, `objectives`,
+#: `excluded_targets`, `vocabulary`), how (`transfer`), the `overlap` of codes by way (`codes`, their `share`), and
+#: what that one started from in its turn (`init`).
+Origin = dict[str, Any]

@@ -81,7 +81,6 @@ class Progress:
         float | None
     )  # mean training loss of the epoch so far; None: no loss has come back from the device
     tuning_nll: float | None  # of the last epoch that has ended
-    subjects_per_second: float
     member: int = 1
     members: int = 1
     ended: bool = False  # the epoch has ended, and the tuning loss is its own
@@ -131,7 +130,6 @@ class Training:
             self.modules["beside"] = beside.objective
             self.optimizers["beside_optimizer"] = beside.optimizer
         self.checkpoints: Path | None = None
-        self.subjects_seen = 0  # since the start of this process
         self._saved_at = time.monotonic()  # of the last checkpoint; none is due at the start
 
     def run(
@@ -162,14 +160,11 @@ class Training:
         signals = saved_at_signals(lambda: self.save(state))
         with nullcontext(Stop()) if self.processes.several else signals as stop:
             while not state.finished:
-                started, subjects_before = time.monotonic(), self.subjects_seen
+                started = time.monotonic()
                 steps = self.steps_of_epoch(state.epoch)
                 self._train_epoch(state, steps, str(out), stop, on_progress)
                 row = self._end_epoch(state, stop)
-                seconds = time.monotonic() - started
-                row["seconds"] = round(seconds, 2)
-                rate = (self.subjects_seen - subjects_before) / max(seconds, 1e-9)
-                row["subjects_per_second"] = round(rate, 1)
+                row["seconds"] = round(time.monotonic() - started, 2)
                 state.history.append(row)
                 if not state.finished and self.is_save_due:
                     self.save(state)  # else the run itself is about to be written
@@ -177,12 +172,8 @@ class Training:
                     write_history(out, state.history)
                 counts = state.epoch, self.settings.epochs, len(steps), len(steps)
                 word = self.objective.word
-                mean, tuning, rate = (
-                    row[f"train_{word}"],
-                    row[f"tuning_{word}"],
-                    row["subjects_per_second"],
-                )
-                on_progress(Progress(*counts, mean, tuning, rate, ended=True, best=row["best"]))
+                mean, tuning = row[f"train_{word}"], row[f"tuning_{word}"]
+                on_progress(Progress(*counts, mean, tuning, ended=True, best=row["best"]))
         return state
 
     def _train_epoch(
@@ -194,7 +185,6 @@ class Training:
         on_progress: ShowProgress,
     ) -> None:
         """The steps of an epoch that are left."""
-        started, subjects_before = time.monotonic(), self.subjects_seen
         losses = Losses(self.device, scale=self.objective.divisor, where=where)
         last = state.history[-1][f"tuning_{self.objective.word}"] if state.history else None
         parts: list[Tensor] = []  # losses of the batches of one step
@@ -211,17 +201,14 @@ class Training:
                 loss, count = self.sum_over_processes(loss, count)
             self.update(state)
             losses.add(state, loss, count)
-            self.subjects_seen += len(steps[state.step])
             state.step, parts, terms = state.step + 1, [], 0
 
             if state.step < len(steps) and self.is_save_due:
                 losses.read(state)
                 self.save(state)
-            seconds = max(time.monotonic() - started, 1e-9)
-            rate = (self.subjects_seen - subjects_before) / seconds
             mean = state.loss_sum / state.row_count if state.row_count else None
             counts = state.epoch + 1, self.settings.epochs, state.step, len(steps)
-            on_progress(Progress(*counts, mean, last, rate))
+            on_progress(Progress(*counts, mean, last))
             stop.leave_if_asked(partial(losses.read, state))
         losses.read(state)
 

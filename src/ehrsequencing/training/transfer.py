@@ -38,7 +38,6 @@ _OF_PRETRAINING = (  # facts that a run which starts from it repeats, for its au
     "data_path",
     "subjects",
     "objectives",
-    "exclude",
     "excluded_targets",
     "vocabulary",
     "codes",

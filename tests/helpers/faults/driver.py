@@ -42,7 +42,7 @@ KINDS: dict[str, tuple[int, int]] = {  # name → error number (0: SIGKILL), how
 }
 EXPLORER = "x.html"
 _UNFINISHED = (".tmp-", LOCK)
-_TIMES = {"seconds", "subjects_per_second", "digest"}  # entries that tell how long something took, or hash those
+_TIMES = {"seconds", "digest"}  # entries that tell how long something took, or hash those
 
 
 @dataclass(frozen=True)

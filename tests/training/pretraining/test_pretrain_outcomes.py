@@ -78,7 +78,7 @@ def test_a_pretraining_that_predicts_outcomes_is_found(
 ) -> None:
     """The exclusion as it once was: outcomes beside the task's own were targets."""
     if mutant == "nothing":
-        source = pretrain(asked, tmp_path / "source", "pretraining.exclude=none")
+        source = pretrain(asked, tmp_path / "source", task=None)
     else:
         none = np.zeros(0, dtype=np.int64)
         monkeypatch.setattr(
@@ -92,5 +92,5 @@ def test_a_pretraining_that_predicts_outcomes_is_found(
 
 
 def test_where_every_code_is_an_outcome_pretraining_is_refused(asked: Prepared, tmp_path: Path) -> None:
-    with pytest.raises(EhrseqError, match=r"of its outcomes and their relatives.*pretraining\.exclude=none"):
+    with pytest.raises(EhrseqError, match=r"of its outcomes and their relatives.*leave out --task"):
         pretrain(asked, tmp_path / "none", task="everything")

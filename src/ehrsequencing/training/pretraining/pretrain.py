@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ehrsequencing.batches.loader import SubjectLoader
-from ehrsequencing.config import ModelConfig, ModelSettings, StudyConfig
+from ehrsequencing.config import ModelConfig, StudyConfig
 from ehrsequencing.config.base import objective
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.disclosure import shareable_count
@@ -56,7 +56,7 @@ class Pretrainer:
         prepared: The data; its training subjects are learned from, its tuning subjects decide when to stop.
         out: Folder to make.
         study: Settings; `model`, `training` and `pretraining` are used.
-        task_name: A task of the set, whose outcome is then no target (`pretraining.exclude`); None for all codes.
+        task_name: A task of the set, whose outcome is then no target; None for all codes.
 
     Raises:
         EhrseqError: A setting cannot be used, or there is nothing to learn from.
@@ -67,7 +67,10 @@ class Pretrainer:
     ) -> None:
         self.prepared, self.out, self.task_name = prepared, out, task_name
         self.settings, pretraining = study.training, study.pretraining
-        model = _without_head(study.model)
+        # the model's settings; its head is not trained, and stays as it was made
+        model = study.model.model_copy(
+            update={"head": "horizon", "wide_head": False, "table_dim": 0}
+        )
         self.config = ModelConfig.of(model, shape_of_inputs(model, prepared))
         made_with = {
             "model": model,
@@ -78,7 +81,7 @@ class Pretrainer:
         self.weights = dict(pretraining.objectives)
         # which codes may be predicted
         self.excluded: dict[str, Ints] = {}
-        if task_name is not None and pretraining.exclude == "related":
+        if task_name is not None:
             self.excluded = excluded_targets(prepared, task_name)
         self.codes = target_codes(prepared.vocabulary, all_of(self.excluded))
         self.train, self.tuning = prepared.timelines("train"), prepared.timelines("tuning")
@@ -143,7 +146,7 @@ class Pretrainer:
         raise EhrseqError(
             f"without the codes of the {whose} and their relatives, fewer than two codes are left to predict",
             where=f"task {self.task_name} in {where}",
-            fix="use pretraining.exclude=none to predict all codes; the audit then warns that outcomes were targets",
+            fix="leave out --task to predict all codes; the audit then warns that outcomes were targets",
         )
 
     @property
@@ -203,7 +206,6 @@ class Pretrainer:
             "made_of": self.made_of,
             "seed": self.settings.seed,
             "objectives": self.weights,
-            "exclude": self.study.pretraining.exclude,
             "excluded_targets": names_of(self.excluded, vocabulary) or None,
             "best_epoch": state.best_epoch,
             "tuning_loss": state.best_nll,
@@ -218,8 +220,3 @@ class Pretrainer:
             kind=PRETRAINED,
             more=(RESULTS_FILE,),
         )
-
-
-def _without_head(model: ModelSettings) -> ModelSettings:
-    """The model's settings; its head is not trained, and stays as it was made."""
-    return model.model_copy(update={"head": "horizon", "wide_head": False, "table_dim": 0})

@@ -17,7 +17,6 @@ from ehrsequencing.cli.app import app
 from ehrsequencing.cli.console import CommandLine, bar, finish, say
 from ehrsequencing.config import load_import, load_study, refuse_unused
 from ehrsequencing.config.files import COMMANDS
-from ehrsequencing.core.options import SHARED
 from helpers.command_line import ehrseq
 from helpers.meds import DAY_US, Row, write_meds
 
@@ -106,24 +105,6 @@ def test_a_result_is_one_json_object_or_text_or_nothing(tmp_path: Path) -> None:
     assert next_words[:3] == ["ehrseq", "prepare", str(tmp_path / "a b")]
     assert text.stdout.splitlines()[-1] == f"next  {told['next']}"
     assert ehrseq(*next_words[1:]).exit_code == 0  # it can be typed as it is
-
-
-def test_a_command_of_somebody_else_gets_the_options_without_effort(capsys: pytest.CaptureFixture[str]) -> None:
-    line = CommandLine()
-
-    @line.command(example="ehrseq new")
-    def new(folder: Path) -> None:
-        """Do something new."""
-
-    @line.command()
-    def bare() -> None:
-        """Say nothing."""
-
-    made: Any = typer.main.get_command(line)
-    assert {param.name for param in made.commands["new"].params} == {"folder", *SHARED}
-    assert not has_conventions(made.commands["bare"])  # no example, no next step
-    made.commands["new"].main(["x", "--json"], standalone_mode=False)
-    assert json.loads(capsys.readouterr().out)["command"] == "new"
 
 
 def test_the_recipe_of_the_architecture_page_is_such_a_command(

@@ -38,7 +38,7 @@ def test_one_class_and_its_entry_bring_a_row_everywhere(
     sim_run: Path, prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fit, "BASELINES", {Rates.name: Rates, "age + sex": fit.AgeAndSex})
-    settings = EvaluationConfig(explained_subjects=0, bootstrap=0, trajectories=0)
+    settings = EvaluationConfig(bootstrap=0)
     result = evaluate(shutil.copytree(sim_run, tmp_path / "run"), settings=settings)
     assert {one["model"] for one in result["baselines"]} == {"rates", "age + sex"}
     rows = {(m["metric"], m["landmark_days"], m["cause"]): m for m in result["metrics"] if m["model"] == "rates"}

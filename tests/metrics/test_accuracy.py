@@ -17,17 +17,13 @@ from ehrsequencing.metrics.accuracy import (
     brier,
     decision_curve,
     index_of_prediction_accuracy,
-    integrated_brier,
     null_brier,
     observed_over_expected,
 )
 from ehrsequencing.metrics.censoring import (
-    RiskSets,
     StepFunction,
     aalen_johansen,
-    aalen_johansen_se,
     censoring_survival,
-    median_follow_up_days,
 )
 from ehrsequencing.metrics.discrimination import cumulative_dynamic_auc, wolbers_c
 from ehrsequencing.metrics.outcomes import ScoredRows
@@ -188,23 +184,6 @@ def test_no_comparable_pairs_is_undefined_not_a_half() -> None:
     assert math.isnan(cell(cumulative_dynamic_auc, [2, 2], [1, 1], [0.1, 0.2], 2))
 
 
-def test_auc_and_brier_counted_by_hand() -> None:
-    # Day 2: a had the event, b the competing one, c was censored on day 1, d and e are event-free.
-    # G(2−) = 4/5: a, b, d, e weigh 5/4 each.
-    duration, cause, risk = [2, 2, 1, 3, 4], [1, 2, 0, 0, 1], [0.6, 0.6, 0.9, 0.7, 0.1]
-    # a against b tied, against d lost, against e won.
-    assert cell(cumulative_dynamic_auc, duration, cause, risk, 2, n_causes=2) == pytest.approx(1.5 / 3)
-    expected = 5 / 4 * (0.4**2 + 0.6**2 + 0.7**2 + 0.1**2) / 5
-    assert cell(brier, duration, cause, risk, 2, n_causes=2) == pytest.approx(expected)
-
-
-def test_integrated_brier_counted_by_hand() -> None:
-    # Nobody has an event by day 3, so Brier is the mean squared risk: 0.01 on day 1, 0.04 on day 2, 0.16 on day 3.
-    risk = np.tile([0.1, 0.2, 0.4], (4, 1, 1))
-    rows = ScoredRows.of([9, 9, 9, 9], [1, 1, 0, 0], risk, [1, 2, 3])
-    assert integrated_brier(rows)[0] == pytest.approx((0.5 * (0.01 + 0.04) + 0.5 * (0.04 + 0.16)) / 2)
-
-
 def test_observed_over_expected_and_ipa_counted_by_hand() -> None:
     rows = ScoredRows.of([1, 2, 9, 9], [1, 1, 0, 0], np.array([0.8, 0.6, 0.2, 0.4])[:, None, None], [5])
     assert observed_over_expected(rows)[0, 0] == pytest.approx(2 / 2)
@@ -221,35 +200,11 @@ def test_observed_over_expected_and_ipa_counted_by_hand() -> None:
     assert math.isnan(observed_over_expected(zero)[0, 0])
 
 
-def test_net_benefit_counted_by_hand() -> None:
-    # Threshold 0.5 flags a (event) and c (competing event): TP = 1/4, FP = 1/4, odds 1.
-    rows = ScoredRows.of([1, 9, 2, 9], [1, 0, 2, 0], np.array([0.8, 0.3, 0.6, 0.1])[:, None, None] * [[1], [0.1]], [5])
-    curve = decision_curve(rows, [0.5, 0.2])
-    assert curve.net_benefit[0, 0].tolist() == pytest.approx([0.0, 1 / 4 - 2 / 4 * 0.25])
-    assert curve.treat_all[0, 0].tolist() == pytest.approx([1 / 4 - 3 / 4, 1 / 4 - 3 / 4 * 0.25])
-
-
-def test_follow_up_and_kaplan_meier_counted_by_hand() -> None:
-    # Reverse Kaplan–Meier: censored on day 2 (4 at risk) and day 4 (2 at risk), G = 3/4, 3/8.
-    assert median_follow_up_days([1, 2, 3, 4, 5], [1, 0, 1, 0, 1]) == 4
-    assert median_follow_up_days([1, 2, 3, 3], [0, 0, 1, 1]) == 2  # exactly a half is reached
-    assert math.isnan(median_follow_up_days([1, 2], [1, 1]))
-    curve = RiskSets.count([2, 2, 5], [1, 0, 1], 1, None).survival
-    assert curve.before([2.0, 5.0]).tolist() == pytest.approx([1, 2 / 3])
-    assert curve.at([2.0, 5.0]).tolist() == pytest.approx([2 / 3, 0])
-
-
 def test_censoring_curve_lets_events_leave_first() -> None:
     # Day 2: one event, one censored, one beyond. The event leaves first, so one of two is censored.
     curve = censoring_survival([2, 2, 3], [1, 0, 0])
     assert curve.before(2.0) == 1
     assert curve.at(2.0) == pytest.approx(1 / 2)
-
-
-def test_standard_error_is_binomial_without_censoring() -> None:
-    duration, cause = np.arange(1, 21), np.tile([1, 2], 10)
-    error = aalen_johansen_se(duration, cause, [8.0], n_causes=2)
-    assert error[:, 0] == pytest.approx(math.sqrt(0.2 * 0.8 / 20), abs=1e-3)
 
 
 # -- properties --------------------------------------------------------------------------------------------------------

@@ -149,9 +149,9 @@ def test_trees_and_cox_answer_alone(run: Path, prepared: Prepared, sim_data: Pat
         np.testing.assert_array_equal(ours.all_hazards(tuning), theirs.all_hazards(tuning))
     assert alone.predictor.nll(tuning).mean() < alone.blend.nll(tuning).mean()  # recalibrated on them
     predict(out, sim_data, tmp_path / "risks.csv")
-    result = evaluate(out, settings=EvaluationConfig(explained_subjects=5, baselines="none", bootstrap=0))
+    result = evaluate(out, settings=EvaluationConfig(baselines="none", bootstrap=0))
     assert result["models"] == [OURS, "boosted visits", "landmark Cox"]
-    beside = evaluate(out, settings=EvaluationConfig(explained_subjects=0, bootstrap=0))
+    beside = evaluate(out, settings=EvaluationConfig(bootstrap=0))
     assert beside["strongest"] in ("boosted visits", "landmark Cox")
     assert "trees and Cox" not in beside["models"]  # it would be compared with itself
     with pytest.raises(EhrseqError, match="has no network"):
@@ -317,7 +317,7 @@ def test_evaluate_judges_the_blend_and_not_its_network(
 ) -> None:
     """Every row of `evaluate` is that of the risks which `predict` writes, and none that of the network alone."""
     shutil.copytree(run, tmp_path / "run")
-    settings = EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=0)
+    settings = EvaluationConfig(baselines="none", bootstrap=0)
     result = evaluate(tmp_path / "run", settings=settings)
     assert result["models"] == [OURS, NETWORK, "boosted visits", "landmark Cox"]  # each part has a row, fitted or not
     gaps = {(row["model"], row["metric"]) for row in result["differences"]}

@@ -70,13 +70,11 @@ def test_a_likelihood_of_tuning_people_needs_eleven_with_an_event(had: dict[str,
         "baselines": [{"model": "Cox", "tuning_nll": 1.5}],
     }
     exact["events"]["tuning"] = {"censored": 400, **had}
-    exact["history"] = [
-        {"epoch": 1, "train_loss": 1.2, "tuning_nll": 1.25, "seconds": 3.21, "subjects_per_second": 91.3}
-    ]
+    exact["history"] = [{"epoch": 1, "train_loss": 1.2, "tuning_nll": 1.25, "seconds": 3.21, "steps": 91}]
     shared = redact(exact)
     assert (shared["history"][0]["tuning_nll"] is not None) == is_shown
     assert (shared["baselines"][0]["tuning_nll"] is not None) == is_shown
-    assert shared["history"][0]["subjects_per_second"] is None, "times the seconds it is the training people"
+    assert shared["history"][0]["steps"] is None, "times the subjects of a step it is the training people"
 
 
 def test_settings_name_files_without_their_folders() -> None:

@@ -1,6 +1,5 @@
 """A loss of one's own, a run of one's own loop, callbacks, vectors, and comparisons over seeds."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -191,12 +190,6 @@ def test_a_training_that_learnt_nothing_says_so(here: Path, tmp_path: Path) -> N
         train(data, tmp_path / name, study=study, progress=False, say=heard.append)
         assert eh.load(tmp_path / name).manifest["learned"] == (name == "trees")
     assert ["learned nothing" in line for line in heard].count(True) == 1
-
-
-def test_the_history_converts_in_three_lines(here: Path) -> None:
-    rows = eh.load("runs/hf").history.to_dict("records")
-    lines = [json.loads(line) for line in (here / "runs/hf/history.jsonl").read_text().splitlines()]
-    assert [row["tuning_nll"] for row in rows] == [line["tuning_nll"] for line in lines]
 
 
 @pytest.mark.slow

@@ -28,9 +28,6 @@ from ehrsequencing.evaluation.subgroups import cohort_table
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.prediction.predict import Request, predict
 from ehrsequencing.records.prepare import content_of
-from ehrsequencing.reporting import figures
-from ehrsequencing.reporting.figures import stacked
-from ehrsequencing.results.redaction import redact
 from helpers.command_line import ehrseq
 from helpers.explorer_page import codes_of
 
@@ -95,12 +92,6 @@ def test_a_plot_takes_axes_and_gives_them_back(here: Path) -> None:
     told = [text.get_text() for text in ax.texts]
     assert "hf happened" in told
     assert "today" in told
-    ax = pyplot.subplots()[1]
-    assert run.plot_effect("marker", progress=False, ax=ax) is ax  # of the records that the run was trained on
-    curve = ax.lines[0]
-    assert ax.get_xlabel() == "newest value of LAB//MARKER"
-    assert len(curve.get_xdata()) == 9
-    assert 0 < curve.get_ydata().min() < curve.get_ydata().max() < 1
 
 
 @pytest.mark.parametrize(
@@ -112,11 +103,6 @@ def test_a_plot_takes_axes_and_gives_them_back(here: Path) -> None:
         (lambda run: run.attention("meds/", subject=-1), "no such subject"),
         (lambda run: run.plot_risk("meds/", subject=-1), "no such subject"),
         (lambda run: run.explain("meds/", subject=1, kind="organ"), "no kind"),
-        (lambda run: run.plot_effect("SEX//F", "meds/"), "codes with numbers: there is no code 'SEX//F'"),
-        (
-            lambda run: run.plot_effect("age", "meds/"),
-            "'age' is not one code with numbers .name one, as in LAB//MARKER",
-        ),
         (lambda run: run.evaluation.plot_calibration("3y"), "3y was not evaluated .use one of 1y, 2y"),
         (lambda run: run.evaluation.plot_incidence(cause="hff"), "no cause 'hff' .use one of hf, death"),
     ],
@@ -287,37 +273,6 @@ def test_the_figure_of_a_notebook_has_the_numbers_of_the_report(here: Path) -> N
     assert [group["predicted"] for group in row["groups"]] == drawn[1::2]
     told = [text.get_text() for text in ax.texts]
     assert all(str(count) in told for group in row["groups"] for count in group["at_risk"])
-
-
-def test_incidences_of_all_causes_are_stacked_and_hidden_days_and_causes_change_no_other(here: Path) -> None:
-    evaluation = eh.load("runs/hf").evaluation
-    rows = [row for row in evaluation.result["incidence"] if row["landmark_days"] == 0]
-    ax = evaluation.plot_stacked_incidence()
-    top = ax.collections[-1].get_datalim(ax.transData).y1
-    both = [row["everyone"] for row in rows]
-    assert top == pytest.approx(sum(one["observed"][-1] for one in both))
-    np.testing.assert_allclose(ax.lines[-1].get_ydata(), np.sum([one["predicted"] for one in both], axis=0))
-    for row in rows:  # the observed incidence of everyone is that of all groups together at the start
-        assert row["everyone"]["n"] == sum(group["n"] for group in row["groups"]) or not row["groups"]
-    real = EvaluationResult({**evaluation.result, "data": {**evaluation.result["data"], "simulated": False}}, here)
-    told = [text.get_text() for text in real.plot_stacked_incidence().get_legend().get_texts()]
-    assert told == ["hf", "predicted (mean)"]  # fewer than 11 died
-    shared = [row for row in real.result["incidence"] if row["landmark_days"] == 0]
-    assert [layer.cause for layer in stacked(shared)] == ["hf"]
-    gap = json.loads(json.dumps(rows))
-    gap[0]["everyone"]["observed"][2] = None
-    first, second = stacked(gap)
-    around = [rows[0]["everyone"]["observed"][k] for k in (1, 3)]
-    assert min(around) <= first.high[2] <= max(around)
-    np.testing.assert_allclose(second.high - second.low, rows[1]["everyone"]["observed"])
-    assert figures.stacked_incidence(rows) is not None
-    none = [{**row, "everyone": {**row["everyone"], "observed": [0.0, *[None] * 20]}} for row in rows]
-    assert figures.stacked_incidence(none) is None
-    few = [{**row, "everyone": {**row["everyone"], "n": 7}} for row in rows]
-    hidden = redact({**evaluation.result, "incidence": few, "data": {**evaluation.result["data"], "simulated": False}})
-    assert all(set(row["everyone"]["predicted"]) == {None} for row in hidden["incidence"])
-    assert stacked(hidden["incidence"]) == []
-    assert paper.TOO_FEW in [text.get_text() for text in paper.stacked_incidence(none, title="t").texts]
 
 
 def test_calibration_without_any_curve_says_so() -> None:
