@@ -33,8 +33,7 @@ from torch import Tensor, nn
 from bench.measure import EHRSEQ, machine, run
 from bench.speed._interleaved import flops_of
 from bench.speed.engine import SHAPES, VOCABULARY, padded
-from ehrsequencing.batches.device import on_device
-from ehrsequencing.batches.loader import Step
+from ehrsequencing.batches.loader import Step, on_device
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig, ModelSettings, StudyConfig, TrainingConfig
 from ehrsequencing.core.files import read_json_lines, write_json

@@ -1,9 +1,9 @@
 """What one long record costs: `python -m bench long_records [--dim 128 --layers 4] [--json FILE]`.
 
 One subject at a time, every visit a prediction time, 30 % of the codes with a number: 1,000 to 100,000 visits of ten
-codes, and a million codes in 20,000 visits and in a single one. A training step (forward and backward of all parts,
-clip, AdamW) and a prediction, each in a process of its own. CPU time per visit says whether cost is linear, memory
-above what the process held before (model and record) says whether it is bounded. `--uncut`: the same without parts.
+codes, and a million codes in 20,000 visits and in a single one. A training step (forward, backward, clip, AdamW) and a
+prediction, each in a process of its own. CPU time per visit says whether cost is linear, memory above what the process
+held before (model and record) what a visit takes.
 """
 
 import argparse
@@ -17,7 +17,6 @@ import torch
 
 from bench.measure import machine, own_mib, peak_mib, run_bench
 from ehrsequencing.batches.loader import MAX_VISIT_CODES, SubjectLoader
-from ehrsequencing.batches.reach import Reach
 from ehrsequencing.config import ModelConfig, TrainingConfig
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import build_model
@@ -77,20 +76,18 @@ def long_record(n_visits: int, codes_per_visit: int) -> TaskRecords:
     return TaskRecords(timelines, rows)
 
 
-def train_step(model: SurvivalModel, records: TaskRecords) -> int:
-    """One update by one subject; returns the number of its parts."""
-    settings, parts = TrainingConfig(), 0
+def train_step(model: SurvivalModel, records: TaskRecords) -> None:
+    """One update by one subject."""
+    settings = TrainingConfig()
     optimizer = make_optimizer(model.train(), settings)
     loader = SubjectLoader.of_model(model.config, records)
-    for step in loader.steps(loader.subjects, visit_budget=settings.visit_budget):
+    for step in loader.in_order(visit_budget=settings.visit_budget):
         model.loss(step.batch, divisor=float(settings.visit_budget)).backward()  # type: ignore[no-untyped-call]
-        parts += 1
     torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
     optimizer.step()
-    return parts
 
 
-def measure(case: str, task: str, settings: dict[str, Any], uncut: bool) -> dict[str, Any]:
+def measure(case: str, task: str, settings: dict[str, Any]) -> dict[str, Any]:
     """Cost of one task on one record, in this process."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
@@ -100,11 +97,9 @@ def measure(case: str, task: str, settings: dict[str, Any], uncut: bool) -> dict
         ModelConfig(vocab_size=VOCABULARY, edges_days=(30.0, 180.0, 365.25), **settings)
     ).eval()
     train_step(model, long_record(20, 10))  # buffers and optimiser states
-    if uncut:
-        Reach.for_model = lambda config: None  # type: ignore[assignment, method-assign]
-    before, started, parts = own_mib(), time.process_time(), 0
+    before, started = own_mib(), time.process_time()
     if task == "train":
-        parts = train_step(model, records)
+        train_step(model, records)
     else:
         Network(model.eval()).risk(records, [365.25])
     seconds = time.process_time() - started
@@ -113,7 +108,6 @@ def measure(case: str, task: str, settings: dict[str, Any], uncut: bool) -> dict
         "task": task,
         "visits": n_visits,
         "codes": n_visits * codes_per_visit,
-        "parts": parts,
         "cpu_seconds": seconds,
         "ms_per_visit": 1e3 * seconds / n_visits,
         "us_per_code": 1e6 * seconds / (n_visits * codes_per_visit),
@@ -132,7 +126,6 @@ def main() -> None:
     parser.add_argument(
         "--cases", nargs="+", choices=list(CASES), metavar="CASE", help=f"of {list(CASES)}"
     )
-    parser.add_argument("--uncut", action="store_true", help="without parts, for comparison")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -142,14 +135,13 @@ def main() -> None:
         "architecture": arguments.architecture,
     }
     if arguments.child:
-        print(json.dumps(measure(*arguments.child, shape, arguments.uncut)))
+        print(json.dumps(measure(*arguments.child, shape)))
         return
     chosen = [
         *(f"--{name}={value}" for name, value in shape.items()),
-        *(["--uncut"] if arguments.uncut else []),
     ]
     found = []
-    print(f"{'':24}{'':>8}{'parts':>7}{'CPU s':>9}{'ms/visit':>10}{'µs/code':>9}{'MiB':>8}")
+    print(f"{'':24}{'':>8}{'CPU s':>9}{'ms/visit':>10}{'µs/code':>9}{'MiB':>8}")
     for case in arguments.cases or CASES:
         if arguments.architecture == "flat" and CASES[case][1] > MAX_VISIT_CODES:
             print(f"{case:24} refused: each code would look at each")
@@ -158,7 +150,7 @@ def main() -> None:
             row = run_bench("long_records", *chosen, "--child", case, task).json
             found.append(row)
             times = f"{row['cpu_seconds']:9.1f}{row['ms_per_visit']:10.2f}{row['us_per_code']:9.1f}"
-            print(f"{case:24}{task:>8}{row['parts'] or '':>7}{times}{row['mib']:8.0f}", flush=True)
+            print(f"{case:24}{task:>8}{times}{row['mib']:8.0f}", flush=True)
     if arguments.json:
         arguments.json.write_text(
             json.dumps({"machine": machine(), "shape": shape, "rows": found}, indent=1) + "\n"

@@ -1,11 +1,14 @@
 """Collating against plain loops, and who shares a step."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from ehrsequencing.batches.loader import Step, SubjectLoader
+from ehrsequencing.batches.loader import MAX_VISIT_CODES, Step, SubjectLoader
+from ehrsequencing.config import ModelConfig
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 
@@ -135,3 +138,23 @@ def test_codes_carry_the_type_of_their_token(arrays: TaskRecords, sim_prepared: 
     assert step.batch.code_types is not None
     assert len(set(step.batch.code_types.tolist())) > 2
     assert SubjectLoader(arrays, queries=queries).collate(loader.subjects[:3]).batch.code_types is None
+
+
+@pytest.mark.parametrize("chosen", [{"architecture": "flat"}, {"visit_encoder": "transformer"}])
+def test_attention_among_too_many_codes_of_a_visit_is_refused(arrays: TaskRecords, chosen: dict[str, object]) -> None:
+    def huge(codes: int) -> TaskRecords:
+        """The first visit of somebody who has a later prediction time has so many codes."""
+        lines, rows = arrays.timelines, arrays.rows
+        first = int(lines.subject_offsets[rows.subject[np.flatnonzero(rows.visits_before)[0]]])
+        more = codes - int(np.diff(lines.visit_offsets)[first])
+        at = int(lines.visit_offsets[first])
+        bounds = lines.visit_offsets + more * (np.arange(len(lines.visit_offsets)) > first)
+        added = np.insert(lines.codes, at, np.full(more, 5, np.int32))
+        values = np.insert(lines.values, at, np.full((more, 2), np.nan, np.float32), axis=0)
+        return replace(arrays, timelines=replace(lines, visit_offsets=bounds, codes=added, values=values))
+
+    config = ModelConfig.model_validate(chosen)
+    SubjectLoader.of_model(config, huge(MAX_VISIT_CODES))
+    with pytest.raises(EhrseqError, match="16,384 codes"):
+        SubjectLoader.of_model(config, huge(MAX_VISIT_CODES + 1))
+    SubjectLoader.of_model(ModelConfig(), huge(MAX_VISIT_CODES + 1))

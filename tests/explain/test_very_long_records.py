@@ -81,16 +81,6 @@ def test_known_codes_come_first_and_have_the_same_effects(
         assert effect.effect == pytest.approx(whole[code].effect, abs=1e-6)
 
 
-def test_an_ordinary_record_is_explained_as_a_whole(
-    runs: dict[str, Run], record: SubjectRecord, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    question = Question.for_run(runs["network"])
-    found = deletion(question, record)
-    assert not found.is_part
-    monkeypatch.setattr(deletions, "MOST_ROWS", 10**12)
-    assert deletion(question, record) == found
-
-
 def test_a_change_in_part_adds_up_too(
     runs: dict[str, Run], people: list[SubjectRecord], monkeypatch: pytest.MonkeyPatch
 ) -> None:

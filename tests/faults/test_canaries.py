@@ -231,7 +231,6 @@ def test_a_service_tells_no_canary(run: Run, data: Path, place: Path, tmp_path: 
     patient = {"resourceType": "Patient", "id": str(ID), "birthDate": "1947-11-13T99", "name": [{"text": CODES[1]}]}
     requests: list[tuple[Any, ...]] = [
         ("POST", "/predict", {"rows": rows}),
-        ("GET", "/metrics"),
         ("POST", "/predict", {"rows": [{**row, "subject_id": ID} for row in rows]}),
         ("POST", "/predict", {"rows": [*rows, rows[0] | {"time": CODES[1]}], "at": str(ID)}),
         (

@@ -215,7 +215,7 @@ def test_signals_are_noted_and_a_second_one_stops_at_once() -> None:
 @pytest.mark.faults
 @pytest.mark.slow
 def test_no_seed_of_hashes_changes_a_byte(inputs: Path, tmp_path: Path) -> None:
-    """Of a prepared set and of weights. `test_parallel.py` has processes, and cuts of shards."""
+    """Of a prepared set and of weights. `test_shards.py` has processes, and cuts of shards."""
     made = []
     for seed in ("0", "1", "random"):
         out, data = tmp_path / seed, inputs / "sim"

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from ehrsequencing.serve.app import listener, server
 from ehrsequencing.serve.predictor import Limits, Predictor
-from ehrsequencing.serve.security import Access
+from ehrsequencing.serve.security import Access, Service
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class Client:
     """Asks a server on a port of this machine."""
 
     port: int
+    service: Service
 
     def ask(
         self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None, timeout: float = 30
@@ -71,7 +72,7 @@ def running(
         while not own.started:
             time.sleep(0.01)
         try:
-            yield Client(found.getsockname()[1])
+            yield Client(found.getsockname()[1], own.config.app.state.service)  # type: ignore[union-attr]
         finally:
             own.should_exit = True
             thread.join(timeout=60)

@@ -15,7 +15,6 @@ from ehrsequencing.config import ImportConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.readers.cells import count_dates, date_order, parse_times
 from ehrsequencing.readers.flat_table import import_csv
-from ehrsequencing.readers.synthea import import_synthea
 from helpers.command_line import ehrseq
 from helpers.meds import written
 from helpers.omop import SMALL, Tables, write_csv, write_parquet
@@ -82,25 +81,6 @@ def test_mixed_and_unreadable_columns_are_refused(tmp_path: Path) -> None:
             import_omop(str(source), tmp_path / "meds")
         assert "column death_date" in str(caught.value)
         assert "SECRET" not in str(caught.value)
-
-
-def test_synthea_reads_dates_in_any_order(tmp_path: Path) -> None:
-    def write(folder: Path, format: str) -> Path:
-        folder.mkdir()
-        day = lambda text: date.fromisoformat(text).strftime(FORMATS[format])  # noqa: E731
-        patients = f"Id,BIRTHDATE,DEATHDATE,GENDER\na,{day('1950-03-21')},{day('2012-07-31')},F\n"
-        encounters = f"Id,START,STOP,PATIENT,CODE\ne,{day('2010-02-13')},{day('2010-02-14')},a,1\n"
-        (folder / "patients.csv").write_text(patients)
-        (folder / "encounters.csv").write_text(encounters)
-        return folder
-
-    for format in FORMATS:
-        import_synthea(write(tmp_path / format, format), tmp_path / f"{format}-meds")
-    assert all(written(tmp_path / f"{format}-meds") == written(tmp_path / "ymd-meds") for format in FORMATS)
-    (tmp_path / "dmy" / "encounters.csv").write_text("Id,START,PATIENT,CODE\ne,02/03/2010,a,1\n")
-    with pytest.raises(EhrseqError, match=r"encounters\.csv, column START.*import\.dates=dmy"):
-        import_synthea(tmp_path / "dmy", tmp_path / "meds")
-    import_synthea(tmp_path / "dmy", tmp_path / "meds", settings=ImportConfig(dates="mdy"))
 
 
 @given(st.lists(st.dates(date(1900, 1, 1), date(2100, 1, 1)), min_size=1), st.sampled_from(sorted(FORMATS)))

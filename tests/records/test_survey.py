@@ -10,7 +10,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from ehrsequencing.audit.data import Source
 from ehrsequencing.config import TaskConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json
@@ -21,7 +20,6 @@ from ehrsequencing.records.meds import MedsReader
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.survey import DayCounts, add_days, count_days, find_late_rows
-from helpers.audit import untrained_run
 from helpers.cohorts import a_task
 from helpers.command_line import ehrseq
 from helpers.meds import DAY_US, SPLITS, Row, record, us, write_meds
@@ -215,15 +213,6 @@ def test_open_deaths_hide_no_stray_row_and_stray_rows_no_open_deaths() -> None:
     assert found is not None
     assert found.rows == 151
     assert found.until_us == 11 * DAY_US - 1
-
-
-def test_the_audit_reads_the_records_as_they_were_prepared(tmp_path: Path) -> None:
-    data = written(tmp_path / "data", [*people(), *STRAYS["a lone row"]])
-    prepare(data, tmp_path / "set", study=load_study(None), tasks=[TASK])
-    prepared = Prepared(tmp_path / "set")
-    source = Source.read(untrained_run(prepared), prepared, data, wanted=np.array([7]))
-    assert source.dataset_end_us == START + 600 * DAY_US
-    assert source.records[7].time_us.max() < LATE
 
 
 def test_people_without_a_record_before_they_are_asked_are_counted(tmp_path: Path) -> None:

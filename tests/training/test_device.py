@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from ehrsequencing.batches.device import prefetched
+from ehrsequencing.batches.loader import prefetched
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.training.checkpoints import TrainingState
 from ehrsequencing.training.device import Losses

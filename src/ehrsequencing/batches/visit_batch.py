@@ -58,8 +58,6 @@ class VisitBatch(Hinted):
         outcome_codes: (M,) which outcome.
         outcome_days: (M,) days from the prediction time to the event; 0 = not at risk.
         code_types: (K,) type of each code (dx, proc, rx, lab, ...); or None.
-        visits_skipped: (S,) real visits of each subject before its first one here, in a part of a long record; or None.
-        tokens_skipped: (S,) codes of those visits, an empty visit counting as one; or None, which means 0.
         visit_ids: (N,) the visit ids that `from_flat` was given, for flat BEHRT's visit embedding; None: `visit_index`.
         padded_shape: (B, V) of the padded tensors that the batch was made from; or None.
         slots: (N,) position of each visit in the flattened (B, V); or None.
@@ -98,8 +96,6 @@ class VisitBatch(Hinted):
     outcome_codes: Tensor | None = field(default=None, kw_only=True)
     outcome_days: Tensor | None = field(default=None, kw_only=True)
     code_types: Tensor | None = field(default=None, kw_only=True)
-    visits_skipped: Tensor | None = field(default=None, kw_only=True)
-    tokens_skipped: Tensor | None = field(default=None, kw_only=True)
     visit_ids: Tensor | None = field(default=None, kw_only=True)
     padded_shape: tuple[int, int] | None = field(default=None, kw_only=True)
     slots: Tensor | None = field(default=None, kw_only=True)
@@ -169,13 +165,6 @@ class VisitBatch(Hinted):
         return _owners(self.subject_offsets, self.n_visits)
 
     @cached_property
-    def visits_before(self) -> Tensor:
-        """(N,) number of the subject's real visits *in this batch* before this row; queries do not count."""
-        real = (~self.is_query).long()
-        before = real.cumsum(0) - real
-        return before - before[self.subject_offsets[self.subject_of_visit]]
-
-    @cached_property
     def visit_followed(self) -> Tensor:
         """(N,) of a query the subject's last visit before it; −1 of visits, and of a query without one."""
         place = torch.arange(self.n_visits, device=self.codes.device)
@@ -186,9 +175,9 @@ class VisitBatch(Hinted):
     @cached_property
     def visit_index(self) -> Tensor:
         """(N,) number of the subject's *real* visits before this row: 0 for the first visit; queries do not count."""
-        if self.visits_skipped is None:
-            return self.visits_before
-        return self.visits_before + self.visits_skipped[self.subject_of_visit]
+        real = (~self.is_query).long()
+        before = real.cumsum(0) - real
+        return before - before[self.subject_offsets[self.subject_of_visit]]
 
     @property
     def host(self) -> "VisitBatch":
@@ -386,7 +375,6 @@ class VisitBatch(Hinted):
                 ("age_years", "delta_days", "is_query", "slots", "visit_ids", *_LABELS), (n,)
             ),
             "static_offsets": (s + 1,),
-            **dict.fromkeys(_SKIPPED, (s,)),
             "values": (k, 2),
             "code_types": (k,),
             **dict.fromkeys(
@@ -406,7 +394,7 @@ class VisitBatch(Hinted):
         check_offsets("visit_offsets", self.visit_offsets, self.n_codes)
         check_offsets("subject_offsets", self.subject_offsets, self.n_visits)
         check_offsets("static_offsets", self.static_offsets, len(self.static_codes))
-        for name in ("codes", "static_codes", "code_types", "cause", *_SKIPPED):
+        for name in ("codes", "static_codes", "code_types", "cause"):
             tensor = getattr(self, name)
             if tensor is not None and len(tensor) and int(tensor.min()) < 0:
                 raise bad_field("nothing below 0", "a negative entry", where=name)
@@ -429,7 +417,6 @@ class VisitBatch(Hinted):
 
 
 _LABELS = {"at_risk": _BOOL, "duration_days": _FLOAT, "cause": _INT, "entry_days": _FLOAT}
-_SKIPPED = ("visits_skipped", "tokens_skipped")
 _OUTCOMES = {"outcome_rows": _INT, "outcome_codes": _INT, "outcome_days": _FLOAT}
 _DTYPES: dict[str, tuple[torch.dtype, ...]] = {
     **dict.fromkeys(
@@ -439,7 +426,7 @@ _DTYPES: dict[str, tuple[torch.dtype, ...]] = {
     "is_query": _BOOL,
     **_LABELS,
     **_OUTCOMES,
-    **dict.fromkeys(("code_types", *_SKIPPED, "slots", "visit_ids"), _INT),
+    **dict.fromkeys(("code_types", "slots", "visit_ids"), _INT),
 }
 
 

@@ -38,7 +38,7 @@ from ehrsequencing.records.account import TrainingPeople
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.events import DAY_US, Events
 from ehrsequencing.records.meds import MedsReader
-from ehrsequencing.records.people import People, mean_and_sd
+from ehrsequencing.records.people import People
 from ehrsequencing.records.survey import Part, Progress, Steps, survey
 
 ACCOUNT = "account.json"  # of a journal: the frozen days of each process
@@ -398,11 +398,6 @@ def _drifts(
             if knots is not None and name in ("rows", "visits", "codes")
         },
         "visits_a_year": 0.0,
-        "rates": {
-            code: mean_and_sd(before.rates[:, place])
-            for code, place in before.vocabulary.index.items()
-            if before.subjects[code] >= SMALLEST_COUNT
-        },
         "risks": {},
     }
     given: dict[str, Any] = {"parents": parents, "limits": limits}

@@ -266,7 +266,7 @@ class _OverTime(_Blocks):
             number: (R,) the plan's number of the first token of each.
         """
         first = self.first[self.batch.subject_of_visit[row]]
-        before = first + self.batch.visits_before[row]
+        before = first + self.batch.visit_index[row]
         own, stop = self.offsets.diff()[row], self.start[before]
         low = (
             torch.searchsorted(self.start, stop + own - self.window).maximum(first).minimum(before)

@@ -49,8 +49,6 @@ class Tokens:
         before = real.cumsum(0) - real  # real tokens before each row, of all subjects
         first = batch.subject_offsets[batch.subject_of_visit]
         before = before - before[first]  # ... of its own subject
-        if batch.tokens_skipped is not None:
-            before = before + batch.tokens_skipped[batch.subject_of_visit]
         place = before[row] + torch.arange(total) - offsets[row]
         return cls(
             to_device(offsets, device),

@@ -34,7 +34,7 @@ from ehrsequencing.records.codes import (
 )
 from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.meds import MedsReader
-from ehrsequencing.records.people import MEASURES, PEOPLE, People, mean_and_sd, visits_a_year
+from ehrsequencing.records.people import MEASURES, PEOPLE, People, visits_a_year
 from ehrsequencing.records.survey import Progress, Steps, survey
 from ehrsequencing.records.vocabulary import Vocabulary
 
@@ -43,8 +43,6 @@ FEWEST_PEOPLE, FEWEST_NUMBERS = 30, 20
 EXPECTED = 10.0  # people who should have a code: that nobody has it is then no chance
 # standard errors of chance: of a share, and of a distance between distributions
 SIGMAS, KS_SIGMAS = 4.0, 2.5
-# rows a visit of a code from which its rate is compared: not of one that comes once
-MOST_VISITS = 0.5
 MANY_OUTSIDE = 0.3  # mean share of a person's numbers of a code there, beyond which it is an alarm
 USUAL = 0.02  # share of the training people's numbers outside their 1st to 99th percentile
 MUCH_UNKNOWN = 0.5  # share of rows with a code that the run does not know
@@ -66,17 +64,14 @@ BROKEN = {
 }
 MIX = {
     "share": "more or fewer people have {}",
-    "each": "a visit has more or fewer rows of {}",
     "people": "{}",
 }
 _TITLES = {
-    "each": "rows a visit of {}",
     "numbers": "numbers of {}",
     "no numbers": "a number of {}",
     "kind": "codes of the kind {}",
 }
 _LABELS = {"unit": "{0}", "numbers": "{0} ({2})", "new": "{0} ({2})", "unknown": "{2}"}
-_OF_CODES = {"share", "each"}
 _COUNTED_OF_PEOPLE = {MEASURES[name] for name in ("rows", "visits", "codes")}
 _OF_LENGTH = {"rows", "visits", "codes", "history"}  # measures that a cut of the records changes
 # of a measure: values of the new people, quantiles of groups of 11 of them, and those of the training people
@@ -106,7 +101,7 @@ class Difference:
     @property
     def texts(self) -> tuple[str, str]:
         """Of the training people and of the new people, as text."""
-        is_share = self.kind not in ("people", "rate", "each")
+        is_share = self.kind not in ("people", "rate")
         training, here = (
             "–"
             if one is None
@@ -164,7 +159,7 @@ class Drift:
     @property
     def is_less(self) -> bool:
         """Whether all that lies beyond its limit are codes or rows that people have more rarely; risks follow."""
-        codes = [one for one in self.differences or () if one.is_alarm and one.kind in _OF_CODES]
+        codes = [one for one in self.differences or () if one.is_alarm and one.kind == "share"]
         rows = [
             one for one in self.differences or () if one.is_alarm and one.name in _COUNTED_OF_PEOPLE
         ]
@@ -190,8 +185,6 @@ class Drift:
             text = f"Not compared, so nothing says that these people are like the training people: {self.notes[0]}."
         if mix := "; ".join(self.sentences(MIX)):
             why = "Another mix of patients, and no sign of a broken feed"
-            if any(one.kind == "each" and one.is_alarm for one in self.differences):
-                why = "Another mix of patients, or rows are there twice"
             if self.is_less:
                 why = "Another mix of patients, or a part of the feed is missing"
             text = f"{why}: {mix}."
@@ -270,8 +263,6 @@ def compare(
         _distance(name, own, trained, 1.0 if name in unjudged else limits.people)
         for name, own in named.items()
     ]
-    if reference and not is_cut:
-        found += _rows_a_visit(people, reference, limits)
     found += [
         *_numbers(people),
         *_codes(people, run, reference, parents, limits, is_cut=is_cut),
@@ -320,21 +311,6 @@ def _numbers(people: People) -> Iterator[Difference]:
             most, is_alarm = share.most_from(0.0), share.least > MANY_OUTSIDE
             size = rounded(max(most - USUAL, 0.0))
             yield Difference("numbers", code, size, USUAL, share.shown, is_alarm)
-
-
-def _rows_a_visit(
-    people: People, reference: TrainingPeople, limits: DriftConfig
-) -> Iterator[Difference]:
-    """Rows a visit of codes that most visits have, among the people who have the code."""
-    for code, (usual, usual_sd) in reference.get("rates", {}).items():
-        sums, trained = people.rates[:, people.vocabulary.index[code]], reference["codes"][code][0]
-        have = nearest(sums[0])
-        if usual >= MOST_VISITS and have >= FEWEST_PEOPLE:
-            rate, sd = mean_and_sd(sums)
-            size = 1 - min(rate, usual) / max(rate, usual)
-            chance = SIGMAS * float(np.sqrt(sd**2 / have + usual_sd**2 / trained))
-            is_alarm = size > limits.people and abs(rate - usual) > chance
-            yield Difference("each", code, rounded(size), usual, round(rate, 2), is_alarm)
 
 
 def is_group(vocabulary: Vocabulary) -> Bools:

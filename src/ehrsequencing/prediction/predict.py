@@ -29,6 +29,7 @@ from ehrsequencing.records.cohort import Cohort, CohortBuilder, CohortRows
 from ehrsequencing.records.encoding import Moment as Moment, encode_rows, encode_timelines
 from ehrsequencing.records.events import DAY_US, NEVER, Events
 from ehrsequencing.records.meds import MedsReader, find_shards
+from ehrsequencing.records.outcomes import find_outcomes, renumbered
 from ehrsequencing.records.people import People
 from ehrsequencing.records.survey import Part, Progress, Steps, survey
 from ehrsequencing.records.timelines import TaskRecords
@@ -79,11 +80,14 @@ class Encoder:
 
     def encode(self, record: Record, rows: CohortRows) -> TaskRecords:
         """Encode visits and prediction times."""
-        finder = self.builder.outcomes
         timelines, _ = encode_timelines(record, self.run.vocabulary)
         encoded = encode_rows(record, rows, self.run.vocabulary)
-        known = None if finder is None else finder.find_known(record, self.run.outcomes)
-        return TaskRecords(timelines, encoded, known)
+        if self.builder.outcomes is None:
+            return TaskRecords(timelines, encoded)
+        number = {code: k for k, code in enumerate(self.run.outcomes)}
+        numbers = np.array([number.get(code, -1) for code in record.events.codes], np.int32)
+        found = find_outcomes(record, self.builder.outcomes)
+        return TaskRecords(timelines, encoded, renumbered(found, numbers))
 
 
 @dataclass

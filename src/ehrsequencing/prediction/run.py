@@ -219,7 +219,6 @@ class Run:
             curves = [*found["measures"].values(), *found["risks"].values()]
             np.array(curves, dtype=np.float64).reshape(-1, KNOTS)
             np.array(list(found["codes"].values()), dtype=np.int64).reshape(-1, 2)
-            np.array(list(found.get("rates", {}).values()), dtype=np.float64).reshape(-1, 2)
             is_known = float(found["visits_a_year"]) >= 0 and isinstance(found["people"], int)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise EhrseqError(

@@ -6,8 +6,7 @@ from typing import cast
 import numpy as np
 import torch
 
-from ehrsequencing.batches.device import on_device
-from ehrsequencing.batches.loader import Step, SubjectLoader
+from ehrsequencing.batches.loader import Step, SubjectLoader, on_device
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.core.arrays import Floats, Floats32, Ints
 from ehrsequencing.models.base import SurvivalModel

@@ -5,7 +5,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ehrsequencing.core.arrays import Bools, Ints
-from ehrsequencing.readers.import_report import FATES, ImportReport, RuleCounts
+from ehrsequencing.readers.import_report import DEAD, EVERYBODY, FATES, ImportReport
 from ehrsequencing.readers.rows import (
     NO_TIME,
     UNENDED,
@@ -31,8 +31,10 @@ from ehrsequencing.readers.stays import (
     visit_spans,
     with_stated_deaths,
 )
+from ehrsequencing.records.codes import PROVISIONAL
 from ehrsequencing.records.events import (
     DAY_US,
+    DEATH,
     SECOND_US,
     within_life,
 )
@@ -60,34 +62,37 @@ def cleaned(
         encounter_id, date_only; sorted by subject, time (static rows first), code, value, text and encounter, so that
         the result does not depend on the order of the rows.
     """
-    rows, counts = _known_persons(with_stated_deaths(table), report), report.counts
+    rows = _known_persons(with_stated_deaths(table), report)
     timed = (rows.time_us != NO_TIME) & ~rows.of_role(Role.PERSON, Role.DEATH, Role.OBSERVED)
     report.count_clocks(rows.source[timed], is_date(rows.time_us[timed]))
-    _remove_open_ends(rows, UNENDED if open_after_us is None else open_after_us, counts)
-    spans = visit_spans(rows, counts)
-    set_known_times(rows, spans, counts)
-    choose_deaths(rows, UNENDED if drawn_us is None else drawn_us, counts)
+    _remove_open_ends(rows, UNENDED if open_after_us is None else open_after_us)
+    died = rows.subject[rows.of_role(Role.DEATH) & (rows.lost == 0)]
+    report.note(EVERYBODY, rows.subject_ids)
+    report.note(DEAD, rows.subject_ids[died])
+    spans = visit_spans(rows)
+    set_known_times(rows, spans)
+    choose_deaths(rows, UNENDED if drawn_us is None else drawn_us)
     outside = rows_outside(rows, spans)
     rows.visit[outside] = -1
-    counts["outside_visit"] += int(outside.sum())
-    name_parts(rows, counts)
-    _move_dates(rows, spans, counts)
+    rows.count("outside_visit", outside)
+    name_parts(rows)
+    _move_dates(rows, spans)
     _count_sexes(rows, report)
-    born_us = _keep_earliest(rows, Role.PERSON, "two_births", counts)
-    counts["no_birth"] += int((born_us == NO_TIME).sum())
-    died_us = _keep_earliest(rows, Role.DEATH, "two_deaths", counts)
-    _check_ends(rows, counts)
-    keep_undated_deaths(rows, died_us, counts)
-    mark_stays(rows, drawn_us, counts)
+    born_us = _keep_earliest(rows, Role.PERSON, "two_births")
+    report.apply("no_birth", rows.subject_ids[born_us == NO_TIME])
+    died_us = _keep_earliest(rows, Role.DEATH, "two_deaths")
+    _check_ends(rows)
+    keep_undated_deaths(rows, died_us)
+    mark_stays(rows, drawn_us)
     mark_agreeing_deaths(rows, died_us)
-    put_deaths_at_discharge(rows, died_us, counts)
+    put_deaths_at_discharge(rows, died_us)
     _lose_late_results(rows, died_us)
     life = born_us[rows.subject], died_us[rows.subject]
     dated = rows.date_only | is_date(rows.time_us)
     rows.time_us = within_life(rows.time_us, dated, *life)
     rows.end_us = within_life(rows.end_us, rows.end_date_only, *life)
-    _join_periods(rows, counts)
-    _lose_nobody(rows, counts)
+    _join_periods(rows)
+    _lose_nobody(rows)
 
     starts = np.flatnonzero(_starts(rows))
     ends = np.flatnonzero((rows.lost == 0) & rows.of_role(*_ENDING) & (rows.end_us != NO_TIME))
@@ -108,9 +113,13 @@ def cleaned(
     # of equal rows the first stays: one with its encounter, and with a clock, then the smallest source
     preferred = (rows.source[row], date_only, outside[row])
     order = ordered_rows((rows.subject[row], time_us, code), columns, row, preferred)
-    counts["duplicates"] += len(row) - len(order)
+    report.counts["duplicates"] += len(row) - len(order)
     row, time_us = row[order], time_us[order]
     _count_rows(rows, row, report)
+    is_death = np.r_[np.asarray(pc.equal(rows.codes, DEATH)), False][rows.code]
+    report.deaths += len(np.unique(rows.subject[row[is_death[row]]]))
+    is_unsure = np.r_[np.asarray(pc.ends_with(rows.codes, PROVISIONAL)), False][rows.code]
+    report.note("provisional", rows.subject_ids[rows.subject[is_unsure]])
     coded = pa.DictionaryArray.from_arrays(pa.array(code[order].astype(np.int32)), names)
     return pa.table(
         {
@@ -150,13 +159,14 @@ def _known_persons(table: pa.Table, report: ImportReport) -> Rows:
         date_only=np.zeros(len(table), dtype=bool),
         end_date_only=is_date(end_us),
         lost=np.zeros(len(table), dtype=np.int64),
+        report=report,
     )
 
 
 # ---- times -------------------------------------------------------------------------------------
 
 
-def set_known_times(rows: Rows, spans: VisitSpans, counts: RuleCounts) -> None:
+def set_known_times(rows: Rows, spans: VisitSpans) -> None:
     """What was reported has the latest time at which it began, or its visit's end if it began before.
 
     A diagnosis of a visit was known by the visit's end, and not when the disease began, years before. The bill of a
@@ -168,30 +178,30 @@ def set_known_times(rows: Rows, spans: VisitSpans, counts: RuleCounts) -> None:
     start, end = spans.start_us[at], spans.end_us[at]
     is_early = (end_of_day(first) < start) | ((first <= end) & (end < last))
     is_billed = (rows.role[some] == Role.BILLED) & (first <= end) & (end - start > DAY_US)
-    counts["billed"] += int((is_billed & ~is_early).sum())
+    rows.count("billed", some[is_billed & ~is_early])
     rows.time_us[some] = np.where(is_early | is_billed, end, last)
     is_undated = first == NO_TIME
-    counts["began_before"] += int((is_early & ~is_undated).sum())
-    counts["undated"] += int((is_early & is_undated).sum())
+    rows.count("began_before", some[is_early & ~is_undated])
+    rows.count("undated", some[is_early & is_undated])
     rows.lose("no_time", some[rows.time_us[some] == NO_TIME])
 
 
-def _remove_open_ends(rows: Rows, after_us: int, counts: RuleCounts) -> None:
+def _remove_open_ends(rows: Rows, after_us: int) -> None:
     """Remove ends and deaths after `after_us`, which mean "not ended yet"."""
     is_open = rows.end_us > after_us
     no_death = rows.of_role(Role.DEATH) & (rows.time_us > after_us)
-    counts["open_end"] += int(is_open.sum() + no_death.sum())
+    rows.count("open_end", np.r_[np.flatnonzero(is_open), np.flatnonzero(no_death)])
     rows.end_us[is_open] = np.where(rows.role[is_open] == Role.OBSERVED, UNENDED, NO_TIME)
     rows.lose("open_end", no_death)
 
 
-def _move_dates(rows: Rows, spans: VisitSpans, counts: RuleCounts) -> None:
+def _move_dates(rows: Rows, spans: VisitSpans) -> None:
     """Move dates to the end of their day, or of their visit if it ends on that day; births stay at midnight."""
     is_moved = is_date(rows.time_us) & rows.of_role(
         Role.EVENT, Role.ISSUED, Role.REPORTED, Role.BEGUN, Role.BILLED, Role.DEATH
     )
     is_moved &= rows.lost == 0
-    counts["date_only"] += int(is_moved.sum())
+    rows.count("date_only", is_moved)
     day, at = rows.time_us[is_moved], rows.visit[is_moved]
     start, end = spans.start_us[at], spans.end_us[at]
     covers = (start < day + DAY_US) & (end >= day)
@@ -200,21 +210,18 @@ def _move_dates(rows: Rows, spans: VisitSpans, counts: RuleCounts) -> None:
     rows.date_only = is_moved | (is_date(rows.time_us) & rows.of_role(Role.PERSON))
 
 
-def _keep_earliest(rows: Rows, role: Role, reason: str, counts: RuleCounts) -> Ints:
+def _keep_earliest(rows: Rows, role: Role, reason: str) -> Ints:
     """Keep of each subject the earliest dated row of a role; (s,) its time, `NO_TIME` without one."""
-    dated = rows.of_role(role) & (rows.time_us != NO_TIME) & (rows.lost == 0)
-    order = np.flatnonzero(dated)
-    order = order[np.lexsort((rows.time_us[order], rows.subject[order]))]
-    subject, time_us = rows.subject[order], rows.time_us[order]
-    who, first, length = np.unique(subject, return_index=True, return_counts=True)
-    apart_us = time_us[first + length - 1] - time_us[first]
-    counts[reason] += int((apart_us > 0).sum())
-    if role is Role.PERSON:
-        counts["births_apart"] += int((apart_us > 366 * DAY_US).sum())
-    rows.lose(reason, np.delete(order, first))
-    earliest = np.full(len(rows.subject_ids), NO_TIME)
-    earliest[who] = time_us[first]
-    return earliest
+    dated = np.flatnonzero(rows.of_role(role) & (rows.time_us != NO_TIME) & (rows.lost == 0))
+    subject, time_us = rows.subject[dated], rows.time_us[dated]
+    earliest = np.full(len(rows.subject_ids), UNENDED)
+    np.minimum.at(earliest, subject, time_us)
+    apart_us = time_us - earliest[subject]
+    rows.lose(reason, dated[apart_us > 0])
+    least = {reason: 0, "births_apart": 366 * DAY_US} if role is Role.PERSON else {reason: 0}
+    for rule, apart in least.items():
+        rows.report.apply(rule, rows.subject_ids[np.unique(subject[apart_us > apart])])
+    return np.where(earliest == UNENDED, NO_TIME, earliest)
 
 
 def _count_sexes(rows: Rows, report: ImportReport) -> None:
@@ -224,7 +231,7 @@ def _count_sexes(rows: Rows, report: ImportReport) -> None:
     number = np.r_[places(sex.dictionary_encode()), -1][rows.code]
     known = rows.of_role(Role.STATIC) & (number >= 0)
     pairs = np.unique(rows.subject[known] * 5 + number[known])
-    report.counts["two_sexes"] += int((np.bincount(pairs // 5) > 1).sum())
+    report.apply("two_sexes", rows.subject_ids[np.flatnonzero(np.bincount(pairs // 5) > 1)])
 
 
 def _lose_late_results(rows: Rows, died_us: Ints) -> None:
@@ -234,15 +241,15 @@ def _lose_late_results(rows: Rows, died_us: Ints) -> None:
     rows.lose("issued_after_death", is_late & (rows.lost == 0))
 
 
-def _check_ends(rows: Rows, counts: RuleCounts) -> None:
+def _check_ends(rows: Rows) -> None:
     """Move ends on a date to the end of that day, and remove those before their start."""
     end_us = end_of_day(rows.end_us)
     is_backwards = rows.of_role(*_ENDING) & (end_us < rows.time_us) & (end_us != NO_TIME)
-    counts["end_before_start"] += int(is_backwards.sum())
+    rows.count("end_before_start", is_backwards)
     rows.end_us = np.where(is_backwards, NO_TIME, end_us)
 
 
-def _join_periods(rows: Rows, counts: RuleCounts) -> None:
+def _join_periods(rows: Rows) -> None:
     """Join the observation periods of a person that overlap or touch (less than a day apart).
 
     A period without a valid end lasts for a day; one that has not ended has only a start.
@@ -252,17 +259,19 @@ def _join_periods(rows: Rows, counts: RuleCounts) -> None:
     rows.end_date_only[no_end] = is_date(rows.time_us[no_end])
     order = np.flatnonzero(rows.of_role(Role.OBSERVED))
     order = order[np.lexsort((rows.end_us[order], rows.time_us[order], rows.subject[order]))]
+    joined = list[int]()
     first = -1  # the row of the period that the next may touch
     for row in order.tolist():
         is_same = first >= 0 and rows.subject[first] == rows.subject[row]
         if not is_same or rows.time_us[row] > rows.end_us[first] + SECOND_US:
             first = row
             continue
-        rows.lose("overlapping_periods", np.array([row]))
-        counts["overlapping_periods"] += 1
+        joined.append(row)
         if rows.end_us[row] > rows.end_us[first]:
             rows.end_us[first] = rows.end_us[row]
             rows.end_date_only[first] = rows.end_date_only[row]
+    rows.lose("overlapping_periods", np.array(joined, np.int64))
+    rows.count("overlapping_periods", np.array(joined, np.int64))
     rows.end_us[rows.end_us >= UNENDED] = NO_TIME
 
 
@@ -272,13 +281,14 @@ def _starts(rows: Rows) -> Bools:
     return np.asarray((rows.lost == 0) & has_time & ~rows.of_role(Role.NAMED_VISIT))
 
 
-def _lose_nobody(rows: Rows, counts: RuleCounts) -> None:
+def _lose_nobody(rows: Rows) -> None:
     """Drop subjects with nothing but a birth and static rows, as MEDS readers do."""
     starts = _starts(rows)
     is_timed = starts & ~rows.of_role(Role.PERSON, Role.STATIC)
     has_events = np.zeros(len(rows.subject_ids), dtype=bool)
     has_events[rows.subject[is_timed]] = True
-    counts["nobody"] += len(np.unique(rows.subject[starts & ~has_events[rows.subject]]))
+    nobody = np.unique(rows.subject[starts & ~has_events[rows.subject]])
+    rows.report.apply("nobody", rows.subject_ids[nobody])
     rows.lose("nobody", ~has_events[rows.subject])
 
 

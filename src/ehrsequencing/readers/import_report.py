@@ -4,16 +4,20 @@ Readers and cleaning rules count into an `ImportReport`; `ehrseq import` prints 
 `metadata/import_report.json`. It names files, columns, rows and lines, and never holds a patient's value.
 """
 
+import tomllib
 from bisect import bisect_right
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
 
 from ehrsequencing.core.arrays import Bools, Ints
+from ehrsequencing.core.disclosure import count_text
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.records.account import unequal
 
 WARN_SHARE = 0.05  # warn if more of a table's rows, or of a column's cells, are lost
 # of all diagnoses, beyond which an unconfirmed status is a system's default
@@ -23,125 +27,15 @@ UNSURE = (
     "import.provisional=confirmed"
 )
 _TABLE_BITS = 40  # the number of a row is table · 2⁴⁰ + its position in the table
-# Of a row that made several rows of ours, the last reason in this order counts.
-REASONS = {
-    "malformed_line": "a stray quote, or another number of fields than the header",
-    "no_type": "no resource type",
-    "not_read": "resources of this type are not read",
-    "not_done": "it says that it is wrong, did not happen, or was ruled out",
-    "no_result": "it says that its result is absent",
-    "modified": "an extension that is not read may change its meaning (modifierExtension)",
-    "older_version": "a newer version of the same resource is there",
-    "subsetted": "a copy that lacks some elements (SUBSETTED), beside the whole resource",
-    "withdrawn": "the source says that it was deleted",
-    "replaced": "the record of a patient that another record replaces",
-    "of_another": "it is about somebody or something else than its subject (`focus`)",
-    "adjusted": "a bill that a later bill replaces or voids",
-    "no_diagnosis": "a bill without a diagnosis of its own: Conditions that it refers to are read themselves",
-    "looked_up": "read where another resource refers to it",
-    "no_person": "the person id is missing or cannot be read (in FHIR, an `identifier` alone cannot be followed)",
-    "no_code": "no code",
-    "no_time": "no readable date",
-    "duplicates": "equals another row",
-    "overlapping_periods": "merged into another observation period",
-    "two_deaths": "a further death of the same person: the earliest counts",
-    "vaguer_death": "a death without a day: a more precise one of the same person counts",
-    "two_births": "a further birth of the same person: the earliest counts",
-    "open_end": "a death in the far future: it means that nobody has died yet",
-    "issued_after_death": "a result that was issued after the death of its person",
-    "nobody": "the person has no row with a time other than the birth",
-    "unknown_person": "the person is not in the table of persons",
-}
+_TEXTS = tomllib.loads(Path(__file__).with_name("rules.toml").read_text("utf-8"))
+REASONS: dict[str, str] = _TEXTS["reasons"]
+RULES: dict[str, str] = _TEXTS["rules"]
 FATES = {
     reason: number for number, reason in enumerate(REASONS, start=1)
 }  # of rows, in `TableCounts.fates`
 _KEPT = len(REASONS) + 1
-# The content of these rows is in the output, or belongs to no record of events.
-_NOT_LOST = {
-    "vaguer_death",
-    "duplicates",
-    "overlapping_periods",
-    "not_read",
-    "not_done",
-    "no_result",
-    "no_diagnosis",
-    "looked_up",
-    "older_version",
-    "subsetted",
-    "issued_after_death",
-    "of_another",
-    "adjusted",
-    "withdrawn",
-    "replaced",
-    "open_end",
-}
-RULES = {
-    "malformed_line": "lines with a stray quote or another number of fields than the header were dropped",
-    "no_person": "the person id is missing or cannot be read (in FHIR, an `identifier` alone cannot be followed)",
-    "unknown_person": "rows of persons that are not in the table of persons were dropped",
-    "no_time": "rows without a readable date were dropped",
-    "no_code": "rows without a code were dropped",
-    "unmapped": "rows whose concept is 0 or missing were kept as OMOP//0//DOMAIN, without their number",
-    "uncoded": "concepts without a code, or with null flavours, were kept as FHIR//0//TYPE: their text may hold a name",
-    "partial_date": "dates without a day were put at the end of their month or year, births and stays at its start",
-    "not_done": "resources that say that they are wrong, did not happen or were ruled out were left out",
-    "no_result": "results that are absent, with a reason, were left out",
-    "bound": "values that are a bound, such as <5, were kept as text, without a number",
-    "modified": "resources, or components of them, with an unknown modifier extension were left out",
-    "late_issue": "results whose issue lies over 90 days after them stand at their own time",
-    "subsetted": "copies of resources that lack some elements were left out beside the whole ones",
-    "older_version": "resources of which a newer version is there were left out",
-    "withdrawn": "resources that the source says were deleted were left out",
-    "provisional": "diagnoses that are not confirmed (differential, provisional …) got the ending //provisional",
-    "of_another": "results that are about somebody or something else than their subject (`focus`) were left out",
-    "adjusted": "bills that a later bill replaces or voids were left out",
-    "linked": "patients' records were joined with others that their source links: one person",
-    "linked_many": "persons have more than five linked records: check that these are no different people",
-    "shared_number": "patients' records share a record number with another, and may be one person: not joined",
-    "replaced": "patients' records were merged into the record that replaces them",
-    "undated": "conditions, procedures and the like without a date were put at the end of their visit",
-    "fixed_code": "line breaks and runs of blanks in codes became one blank",
-    "duplicates": "rows that repeat another row exactly were dropped",
-    "dangling_encounter": "rows whose visit does not exist for that person were kept without it",
-    "outside_visit": "rows more than a day before or after their visit were kept without it, or they would stretch it",
-    "began_before": "conditions and reports without a recording date began before their visit: put at its end",
-    "billed": "bills of a stay of more than a day were put at its end, because they are written then",
-    "part": "parts of a stay of the same class as the stay got the ending //PART: they are no stays of their own",
-    "date_only": "dates without a time were put at the end of their day, or of their visit where that is earlier",
-    "unclosed_stay": "of the stays without an end have no row in the 30 days before the draw: nobody closed them",
-    "open_stay": "stays have no end: their source says that the person was still there, or gives none",
-    "moved": "stays went on in another hospital within a day, as their destination says: one episode of care",
-    "transferred": "stays ended with a move to another hospital of which there is no record: no discharge",
-    "interim_bill": "bills of a stay that went on were joined with the next one of that site",
-    "short_gap": "stays began at another site within a day of a stay's end that names no hospital: not joined",
-    "end_before_start": "ends that lie before their start were dropped",
-    "open_end": "ends and deaths in the far future were dropped: they mean that nothing had ended yet",
-    "two_births": "persons with several births got the earliest",
-    "births_apart": "ids have births more than a year apart: each may be two people",
-    "two_sexes": "ids have both sexes: each may be two people",
-    "death_at_discharge": "deaths known by their day were put at the end of the stay that ended on that day",
-    "stated_death": "persons have no recorded death and a stay that ended by death: they died at its end",
-    "two_deaths": "persons with several deaths got the earliest",
-    "vague_death": "deaths known by their year or month gave way to a more precise one of that time",
-    "death_conflict": "persons have deaths that contradict one another: the earliest counts",
-    "no_birth": "persons have no date of birth: their age is unknown",
-    "overlapping_periods": "observation periods that overlap or touch were merged",
-    "none_code": "codes are the text None",
-    "far_day": "moments more than a day away from the date of their row lost their clock: the date counts",
-    "near_day": "moments on the day before or after the date of their row were kept",
-    "no_number": "values that are no number were dropped, their code kept",
-    "unlisted": "texts that the map's `codes` does not list made no event",
-    "undated_death": "persons have died at an unknown time: a row MEDS_DEATH without a time says so",
-    "nobody": "persons without any row with a time, besides their birth, were left out",
-}
-_MIXED = (
-    "births_apart",
-    "two_sexes",
-    "death_conflict",
-    "undated_death",
-    "linked_many",
-    "shared_number",
-)  # rules that an analyst should know of
+_KINDS: dict[str, list[str]] = _TEXTS["kinds"]
+EVERYBODY, DEAD = "everybody", "dead"  # whom the rules touch is held against these people
 RuleCounts = Counter[str]  # how often each rule of RULES was applied
 
 
@@ -221,7 +115,9 @@ class TableCounts:
     @property
     def lost(self) -> Counter[str]:
         """Reason → rows whose content is not in the output."""
-        return Counter({name: n for name, n in self.dropped.items() if name not in _NOT_LOST})
+        return Counter(
+            {name: n for name, n in self.dropped.items() if name not in _KINDS["not_lost"]}
+        )
 
     def _example(self, reason: str) -> dict[str, object] | None:
         """File and row or line of the first row that was dropped for a reason, never its content."""
@@ -329,11 +225,14 @@ class ImportReport:
     notes: list[str] = field(default_factory=list)  # what else the analyst should know
     cautions: list[str] = field(default_factory=list)  # warnings besides those about lost rows
     counts: RuleCounts = field(default_factory=Counter)
+    # rule → ids of the people whose rows it touched, some at a time
+    whose: dict[str, list[Ints]] = field(default_factory=dict)
     # beginnings, in lower case, of static codes that hold a sex
     sexes: set[str] = field(default_factory=lambda: {"sex", "gender"})
     tables: dict[str, TableCounts] = field(default_factory=dict)
     rows: int = 0  # written, as the three below
     subjects: int = 0
+    deaths: int = 0  # people whose death was written
     codes: int = 0
     shards: int = 0
 
@@ -347,6 +246,24 @@ class ImportReport:
     def count(self, rule: str, mask: Any) -> None:
         """Count the rows to which a rule was applied: those that are true; null is not."""
         self.counts[rule] += pc.sum(mask).as_py() or 0
+
+    def apply(self, rule: str, subject_ids: Ints) -> None:
+        """Count rows to which a rule was applied, by the ids of their people."""
+        self.counts[rule] += len(subject_ids)
+        self.note(rule, subject_ids)
+
+    def note(self, rule: str, subject_ids: Ints) -> None:
+        """Note people whom a rule touched."""
+        if len(subject_ids):
+            self.whose.setdefault(rule, []).append(np.unique(subject_ids))
+
+    def people(self) -> dict[str, tuple[int, int]]:
+        """Rule → the people whom it touched, and those of them who died."""
+        ids = {name: np.unique(np.concatenate(parts)) for name, parts in self.whose.items()}
+        dead = ids.get(DEAD, np.zeros(0, np.int64))
+        everybody = ids.get(EVERYBODY, dead)
+        known = {name: own[np.isin(own, everybody)] for name, own in ids.items()}
+        return {name: (len(own), int(np.isin(own, dead).sum())) for name, own in known.items()}
 
     def count_clocks(self, sources: Ints, is_day: Bools) -> None:
         """Say of rows with a time whether it is a day without a clock; several of one source row count once."""
@@ -374,23 +291,51 @@ class ImportReport:
 
     def as_json(self) -> dict[str, object]:
         """The report for `metadata/import_report.json`."""
-        applied = sorted(self.counts.items())
+        people = self.people()
+        before = people.get(EVERYBODY, (0, 0))
         return {
             "source": self.source,
             "tables": {name: table.rows_in for name, table in self.tables.items()},
             "missing": self.missing,
             "rows": {name: table.as_json() for name, table in self.tables.items()},
             "written": {n: getattr(self, n) for n in ("subjects", "rows", "codes", "shards")},
-            "rules": {name: {"rows": n, "rule": RULES[name]} for name, n in applied if n},
+            "people": {"before": before[0], "after": self.subjects},
+            "deaths": {"before": before[1], "after": self.deaths},
+            "rules": {
+                name: {
+                    "rows": n,
+                    "rule": RULES[name],
+                    **dict(zip(("people", "deaths"), people.get(name, ()), strict=False)),
+                }
+                for name, n in sorted(self.counts.items())
+                if n
+            },
             "notes": self.notes,
             "warnings": self.warnings(),
         }
 
     def warnings(self) -> list[str]:
         """What an analyst should check before using the data."""
-        mixed = [f"{self.counts[name]:,} {RULES[name]}" for name in _MIXED if self.counts[name]]
+        mixed = [
+            f"{self.counts[name]:,} {RULES[name]}" for name in _KINDS["warned"] if self.counts[name]
+        ]
         lines = [line for table in self.tables.values() for line in table.warnings()]
-        return self.cautions + mixed + lines
+        return self.cautions + mixed + self._unequal() + lines
+
+    def _unequal(self) -> list[str]:
+        """Warnings of rules that touch another share of the people who died than of the others."""
+        people, out = self.people(), list[str]()
+        n, dead = people.pop(EVERYBODY, (0, 0))
+        for name in sorted(people.keys() & _KINDS["of_defects"]):
+            touched, died = people[name]
+            some, whole = (died, touched - died), (dead, n - dead)
+            if unequal(some, whole):
+                out.append(
+                    f"one rule acts unequally, on {count_text(some[0])} of {count_text(whole[0])} people who died and "
+                    f"on {count_text(some[1])} of {count_text(whole[1])} others ({RULES[name]}): check these rows, or "
+                    "risks may be wrong"
+                )
+        return out
 
     def lines(self) -> list[str]:
         """The report for a terminal."""
@@ -403,6 +348,14 @@ class ImportReport:
         }
         out = [f"{what}: {', '.join(names)}" for what, names in lists.items() if names]
         out += [line for table in tables for line in table.lines()]
-        out += [f"rule: {n:,} {RULES[name]}" for name, n in sorted(self.counts.items()) if n]
+        people = self.people()
+        n, dead = people.get(EVERYBODY, (0, 0))
+        out.append(
+            f"people: {n:,} before all rules, {self.subjects:,} after; deaths: {dead:,} before, {self.deaths:,} after"
+        )
+        for name, count in sorted(self.counts.items()):
+            touched = people.get(name)
+            of = "" if touched is None else f" ({touched[0]:,} people, {touched[1]:,} of whom died)"
+            out += [f"rule: {count:,} {RULES[name]}{of}"] if count else []
         out += [f"note: {note}" for note in self.notes]
         return [*out, f"wrote {self.rows:,} rows, {self.subjects:,} subjects, {self.codes:,} codes"]

@@ -166,7 +166,9 @@ def conformed(rows: pa.Table, schema: pa.Schema, report: ImportReport) -> pa.Tab
         lost[reason] = left & bad
         left &= ~bad
     for reason, chosen in lost.items():  # a row of the source that left another row is not dropped
+        whose = rows["subject_id"].filter(pa.array(chosen)).drop_null()
         report.counts[reason] += int(chosen.sum())
+        report.note(reason, whose.to_numpy())
         gone = pa.array(source[chosen])
         made = pc.is_in(pa.array(source), value_set=gone).to_numpy(zero_copy_only=False) & left
         report.lose(reason, np.setdiff1d(source[chosen], source[made]))

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ehrsequencing.core.arrays import Bools, Ints
-from ehrsequencing.readers.import_report import FATES, RuleCounts
+from ehrsequencing.readers.import_report import FATES, ImportReport
 from ehrsequencing.readers.rows import (
     NO_TIME,
     PART_SUFFIX,
@@ -56,12 +56,17 @@ class Rows:
     date_only: Bools  # (n,) whether the source gave a date, and no time of day
     end_date_only: Bools  # (n,) the same of the end
     lost: Ints  # (n,) why a row makes none of the output, a number of `FATES`; 0 where it may make one
+    report: ImportReport
     # rows that mark a stay: that of the stay, their time, and the place of their code
     marks: list[tuple[Ints, Ints, Ints]] = field(default_factory=list)
 
     def lose(self, reason: str, chosen: Ints | Bools) -> None:
         """Say why some rows make none."""
         self.lost[chosen] = FATES[reason]
+
+    def count(self, rule: str, chosen: Ints | Bools) -> None:
+        """Count the rows to which a rule was applied, and note whose they are."""
+        self.report.apply(rule, self.subject_ids[self.subject[chosen]])
 
     def of_role(self, *roles: Role) -> Bools:
         """(n,) which rows have one of these roles."""
@@ -72,7 +77,7 @@ class Rows:
         return np.array(pc.fill_null(pc.equal(self.table[name], value), False).to_numpy())
 
 
-def visit_spans(rows: Rows, counts: RuleCounts) -> VisitSpans:
+def visit_spans(rows: Rows) -> VisitSpans:
     """Number the visits of the rows, and find their spans.
 
     Births, deaths and observation periods belong to no visit, so that rows which differ in it only are equal. Two
@@ -84,7 +89,7 @@ def visit_spans(rows: Rows, counts: RuleCounts) -> VisitSpans:
     is_visit = rows.of_role(*VISITS) & (key >= 0)
     visits = pc.unique(pa.array(key[is_visit]))
     rows.visit = pc.fill_null(pc.index_in(pa.array(key), visits), -1).to_numpy().astype(np.int64)
-    counts["dangling_encounter"] += int(((key >= 0) & (rows.visit < 0)).sum())
+    rows.count("dangling_encounter", (key >= 0) & (rows.visit < 0))
 
     start, end = np.full(len(visits) + 1, UNENDED), np.full(len(visits) + 1, NO_TIME)
     chosen = np.flatnonzero(is_visit & (rows.time_us != NO_TIME))
@@ -113,7 +118,7 @@ def rows_outside(rows: Rows, spans: VisitSpans) -> Bools:
     return is_far & (rows.time_us != NO_TIME) & (rows.visit >= 0)
 
 
-def name_parts(rows: Rows, counts: RuleCounts) -> None:
+def name_parts(rows: Rows) -> None:
     """Give `//PART` to what begins and ends in a visit of the same class, or in another such part of that visit."""
     n = len(rows.codes)
     key = np.where(rows.visit < 0, -1, rows.visit * n + rows.code)
@@ -128,10 +133,10 @@ def name_parts(rows: Rows, counts: RuleCounts) -> None:
     rows.code[some[inside]] += n
     names = pc.binary_join_element_wise(rows.codes, pa.scalar(PART_SUFFIX), "")
     rows.codes = pa.concat_arrays([rows.codes, names])
-    counts["part"] += int(inside.sum())
+    rows.count("part", some[inside])
 
 
-def mark_stays(rows: Rows, drawn_us: int | None, counts: RuleCounts) -> None:
+def mark_stays(rows: Rows, drawn_us: int | None) -> None:
     """Mark stays without an end, and those that are one episode of care with the next; remove ends that are none.
 
     A move is from one hospital stay of acute care to another: its source says so, and the other begins at another
@@ -172,15 +177,15 @@ def mark_stays(rows: Rows, drawn_us: int | None, counts: RuleCounts) -> None:
             rows.marks.append((chosen, time_us[chosen], rows.code[chosen] + len(rows.codes)))
             rows.codes = pa.concat_arrays([rows.codes, names])
     rows.end_us = np.where(is_open, NO_TIME, rows.end_us)
-    for rule, n in {
-        "moved": is_move.sum(),
-        "interim_bill": is_bill.sum(),
-        "short_gap": is_gap.sum(),
-        "transferred": len(alone),
-        "open_stay": len(still),
-        "unclosed_stay": is_old.sum(),
+    for rule, chosen in {
+        "moved": here[is_move],
+        "interim_bill": here[is_bill],
+        "short_gap": here[is_gap],
+        "transferred": alone,
+        "open_stay": still,
+        "unclosed_stay": still[is_old],
     }.items():
-        counts[rule] += int(n)
+        rows.count(rule, chosen)
 
 
 def _last_seen(rows: Rows) -> Ints:
@@ -206,7 +211,7 @@ def with_stated_deaths(table: pa.Table) -> pa.Table:
     return pa.concat_tables([table, deaths], promote_options="default")
 
 
-def choose_deaths(rows: Rows, drawn_us: int, counts: RuleCounts) -> None:
+def choose_deaths(rows: Rows, drawn_us: int) -> None:
     """Keep the more precise of the deaths of a person, and put one that is known by its year or month only.
 
     The last stated death counts where no visit begins after it, and no death is recorded; also where the recorded one
@@ -228,13 +233,13 @@ def choose_deaths(rows: Rows, drawn_us: int, counts: RuleCounts) -> None:
     np.minimum.at(precise_us, rows.subject[is_precise], rows.time_us[is_precise])
     other_us = precise_us[rows.subject]
     is_same = is_vague & (day_of(other_us) >= first_us) & (day_of(other_us) <= until_us)
-    counts["vague_death"] += int(is_same.sum())
-    counts["death_conflict"] += int((is_vague & ~is_same & (other_us != UNENDED)).sum())
+    rows.count("vague_death", is_same)
+    rows.count("death_conflict", is_vague & ~is_same & (other_us != UNENDED))
     rows.lose("vaguer_death", is_same)
     recorded = np.unique(rows.subject[is_death & ~is_stated & ~is_same])
     good &= ~np.isin(rows.subject, recorded)
     rows.lose("two_deaths", is_stated & ~good)
-    counts["stated_death"] += len(np.unique(rows.subject[good]))
+    rows.report.apply("stated_death", rows.subject_ids[np.unique(rows.subject[good])])
 
     placed = np.flatnonzero(is_vague & ~is_same & (rows.end_us != NO_TIME))
     seen_us = np.full(len(rows.subject_ids), NO_TIME)
@@ -247,7 +252,7 @@ def choose_deaths(rows: Rows, drawn_us: int, counts: RuleCounts) -> None:
     rows.time_us[placed] = np.maximum(day_of(latest), rows.time_us[placed])
 
 
-def keep_undated_deaths(rows: Rows, died_us: Ints, counts: RuleCounts) -> None:
+def keep_undated_deaths(rows: Rows, died_us: Ints) -> None:
     """Of a person without a dated death keep one without a date, as a row without a time."""
     undated = np.flatnonzero(
         rows.of_role(Role.DEATH) & (rows.time_us == NO_TIME) & (rows.lost == 0)
@@ -257,7 +262,7 @@ def keep_undated_deaths(rows: Rows, died_us: Ints, counts: RuleCounts) -> None:
     rows.lose("vaguer_death", np.setdiff1d(undated, kept))
     rows.role = rows.role.copy()
     rows.role[kept] = Role.STATIC
-    counts["undated_death"] += len(kept)
+    rows.count("undated_death", kept)
 
 
 def mark_agreeing_deaths(rows: Rows, died_us: Ints) -> None:
@@ -273,7 +278,7 @@ def mark_agreeing_deaths(rows: Rows, died_us: Ints) -> None:
     rows.marks.append((kept, died[kept], mark))
 
 
-def put_deaths_at_discharge(rows: Rows, died_us: Ints, counts: RuleCounts) -> None:
+def put_deaths_at_discharge(rows: Rows, died_us: Ints) -> None:
     """Move deaths known by their day to the end of a stay on that day, also in `died_us` (s,).
 
     The stay began earlier, is acute or ended by death, and nobody left it alive; no clock of that day is later.
@@ -299,4 +304,4 @@ def put_deaths_at_discharge(rows: Rows, died_us: Ints, counts: RuleCounts) -> No
         np.maximum.at(latest, who[chosen], time_us[chosen])
     moved = deaths[(left == np.maximum(last, NO_TIME + 1))[rows.subject[deaths]]]
     rows.time_us[moved] = died_us[rows.subject[moved]] = left[rows.subject[moved]]
-    counts["death_at_discharge"] += len(moved)
+    rows.count("death_at_discharge", moved)

@@ -11,7 +11,11 @@ class Step(TypedDict, Generic[N]):
     step: str
     subjects: N
     excluded: N
-    indexes: NotRequired[int]  # not of a draw
+    indexes: NotRequired[int]  # not of a draw, as the next two
+    died: NotRequired[
+        int
+    ]  # of those who are left, people who are known to be dead; since 3.0, as the next
+    outcomes: NotRequired[int]  # those with a code of the outcome, whenever it is
 
 
 class RecordsBefore(TypedDict, Generic[N]):
@@ -21,6 +25,15 @@ class RecordsBefore(TypedDict, Generic[N]):
     subjects: N
     without_record_before: N
     first_record_later: N
+
+
+class Undated(TypedDict):
+    """What deaths without a date may mean for the risk of a task's first cause."""
+
+    people: int  # with a prediction time, whose follow-up ends at their last sign of life
+    horizon_days: float
+    censored: float  # the risk by then, if all are censored there
+    died: float  # if all died there
 
 
 class CohortCounts(TypedDict):
@@ -53,6 +66,7 @@ class Attrition(CohortCounts):
     ended_by_death: int
     follow_up: dict[str, int]  # of `count_ends` and `compare_end`
     other_spellings: dict[str, int]  # code → training subjects
+    undated: NotRequired[Undated]  # since 3.0, where there is such a person
     splits: dict[str, CohortCounts]
     outcomes: NotRequired[OutcomeCounts]
 
@@ -64,10 +78,30 @@ class PeopleCounts(TypedDict, Generic[N]):
     codes: dict[str, tuple[int, int]]  # people with the code, and with a number of it
     measures: NotRequired[dict[str, list[float]]]  # name → 129 quantiles
     visits_a_year: NotRequired[float]
-    rates: NotRequired[dict[str, tuple[float, float]]]  # code → mean and SD of its rows a visit
     risks: NotRequired[
         dict[str, list[float]]
     ]  # of a run: at which prediction times → 129 quantiles
+
+
+_CHANCE, _FAR = (
+    1e-6,
+    0.2,
+)  # below and above which a rule acts unequally: probability, difference of shares
+
+
+def unequal(touched: tuple[int, int], people: tuple[int, int]) -> bool:
+    """Whether a rule touches another share of two groups, beyond chance (Fisher's exact test) and by a fifth or more.
+
+    >>> unequal((45, 100), (60, 1000)), unequal((5, 1), (10, 10)), unequal((150, 1000), (300, 10000))
+    (True, False, True)
+    """
+    shares = [some / max(n, 1) for some, n in zip(touched, people, strict=True)]
+    if min(people) == 0 or abs(shares[0] - shares[1]) < _FAR:
+        return False
+    from scipy.stats import fisher_exact
+
+    table = [[some, n - some] for some, n in zip(touched, people, strict=True)]
+    return bool(fisher_exact(table)[1] < _CHANCE)
 
 
 Rounded = int | str | None  # a count as `shareable_count` gives it

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,6 +16,8 @@ from ehrsequencing.records.account import (
     OutcomeCounts,
     RecordsBefore,
     Step,
+    Undated,
+    unequal,
 )
 from ehrsequencing.records.cohort import ENDINGS, Cohort, cohort_steps
 from ehrsequencing.records.events import (
@@ -22,6 +25,7 @@ from ehrsequencing.records.events import (
     DAY_US,
     DEATH,
     NEVER,
+    UNDATED_DEATH,
     last_time,
     opens_run,
 )
@@ -54,10 +58,12 @@ class Tally:
         n, reached = len(SPLITS), len(self.steps) + 1
         shapes: dict[str, tuple[int, ...]] = {
             "subjects": (n, reached),  # that got so far
+            "died": (n, reached),  # of these
+            "outcomes": (n, reached),
             "indexes": (n, reached),
             "rows": (n,),
             "queries": (n,),
-            "outcomes": (n, len(task.causes) + 1),
+            "events": (n, len(task.causes) + 1),
             # subjects with a query, without a visit before it, and with one only after it
             "records_before": (n, len(task.landmarks), 3),
             "same_day": (
@@ -77,6 +83,7 @@ class Tally:
         self.follow_up = Counter[str](ends)  # with those of `count_ends`
         # code that differs from one of the task in its spelling only → training subjects
         self.other_spellings: dict[str, int] = {}
+        self.undated: Undated | None = None  # of `undated_bounds`
 
     def add_cohort(self, cohort: Cohort, split: NDArray[np.int8], record: Record) -> None:
         """Add a shard: its cohort, each subject's split (S,), and the records."""
@@ -86,7 +93,9 @@ class Tally:
         is_row = ~(cohort.is_mark | events.is_code(BIRTH) | events.is_code(DEATH))
         last_us = last_time(events, is_row, record.subject, len(split))
         indexed = np.unique(owner)
-        died = np.isin(indexed, record.subject[events.is_code(DEATH)])
+        is_death = events.is_code(DEATH)
+        died = np.isin(indexed, record.subject[is_death])
+        is_dead = np.unique(record.subject[is_death | events.is_code(UNDATED_DEATH)])
         has_code = np.isin(indexed, record.subject[cohort.is_mark])
         # who had an event and lives needs no code
         has_code |= np.isin(indexed, rows.subject[first[rows.cause[first] > 0]]) & ~died
@@ -102,7 +111,9 @@ class Tally:
             "indexes": (split[cohort.index_owner], cohort.index_reached),
             "rows": (row_split,),
             "queries": (row_split[rows.is_query],),
-            "outcomes": (row_split[first], rows.cause[first]),
+            "events": (row_split[first], rows.cause[first]),
+            "died": (split[is_dead], cohort.reached[is_dead]),
+            "outcomes": (split[cohort.has_outcome], cohort.reached[cohort.has_outcome]),
             "followed": (row_split[first], ending),
             "deaths_alone": (split[alone],),
             "codes": (split[indexed], 2 * died + has_code),
@@ -147,6 +158,8 @@ class Tally:
             "events": every["events"],
             "splits": {name: self._counts(slice(k, k + 1)) for k, name in enumerate(SPLITS)},
         }
+        if self.undated is not None:
+            content["undated"] = self.undated
         if outcomes is not None:
             content["outcomes"] = outcomes
         return content
@@ -159,11 +172,20 @@ class Tally:
             if name not in whole
         }
         steps, before = list[Step[int]](), list[RecordsBefore[int]]()
-        left, times = sum(totals["subjects"]), sum(totals["indexes"])
-        losses = zip([0, *totals["subjects"]], [0, *totals["indexes"]], strict=True)
-        for step, (lost, lost_times) in zip(("all subjects", *self.steps), losses, strict=False):
-            left, times = left - lost, times - lost_times
-            steps.append({"step": step, "subjects": left, "excluded": lost, "indexes": times})
+        for number, step in enumerate(("all subjects", *self.steps)):
+            subjects, indexes, died, outcomes = (
+                sum(totals[name][number:]) for name in ("subjects", "indexes", "died", "outcomes")
+            )
+            steps.append(
+                {
+                    "step": step,
+                    "subjects": subjects,
+                    "excluded": steps[-1]["subjects"] - subjects if steps else 0,
+                    "indexes": indexes,
+                    "died": died,
+                    "outcomes": outcomes,
+                }
+            )
         for days, counts in zip(self.task.landmarks, totals["records_before"], strict=True):
             subjects, without, later = counts
             before.append(
@@ -188,7 +210,7 @@ class Tally:
                 "with_index": sum(totals["codes"]),
                 "rows_unobserved": totals["rows_unobserved"],
             },
-            "events": dict(zip(["censored", *self.task.causes], totals["outcomes"], strict=True)),
+            "events": dict(zip(["censored", *self.task.causes], totals["events"], strict=True)),
             "records_before": before,
         }
 
@@ -201,10 +223,10 @@ def attrition_lines(
     lines = [
         f"task {task.name}",
         followed_line(task, attrition),
-        f"{first['subjects']:>10,}  {first['step']}",
+        f"{first['subjects']:>10,}  {first['step']}{_with_event(first)}",
     ]
     lines.extend(
-        f"{s['subjects']:>10,}  subjects: {s['step']} (−{s['excluded']:,})"
+        f"{s['subjects']:>10,}  subjects: {s['step']} (−{s['excluded']:,}){_with_event(s)}"
         for s in steps
         if s["excluded"]
     )
@@ -230,6 +252,33 @@ def attrition_lines(
     )
     warnings = task_warnings(task, attrition) if warnings is None else warnings
     return lines + [f"warning: {text}" for text in warnings]
+
+
+def _with_event(step: Step[int]) -> str:
+    if "died" not in step:  # of an earlier version
+        return ""
+    return f"; {step['died']:,} of them died, {step['outcomes']:,} have the outcome"
+
+
+def _unequal_steps(task: TaskConfig, attrition: Attrition) -> list[str]:
+    """Warnings of rules that leave out another share of the people with the outcome than of those without.
+
+    Not of an index, which says who is meant, nor of the last three, which know of outcomes: an earlier one, and a
+    follow-up that an outcome may not outlast.
+    """
+    out, steps = list[str](), attrition["steps"]
+    for before, step in pairwise(steps[1:-3]):
+        if "outcomes" not in before:
+            break
+        with_it = before["outcomes"] - step["outcomes"], before["outcomes"]
+        others = step["excluded"] - with_it[0], before["subjects"] - with_it[1]
+        if unequal((with_it[0], others[0]), (with_it[1], others[1])):
+            out.append(
+                f"The rule “{step['step']}” acts unequally: it leaves out {count_text(with_it[0])} of "
+                f"{count_text(with_it[1])} people with {' or '.join(task.outcome)} and {count_text(others[0])} of "
+                f"{count_text(others[1])} without. If it selects by the outcome, risks are wrong."
+            )
+    return out
 
 
 def followed_line(task: TaskConfig, attrition: Attrition) -> str:
@@ -284,41 +333,43 @@ def task_warnings(task: TaskConfig, attrition: Attrition) -> list[str]:
     ]
     if (nobody := nobody_left(task, attrition)) is not None:
         return [*out, f"The task {nobody[0]}. To help: {nobody[1]}."]
-    if alike := attrition.get("other_spellings"):
-        named = ", ".join(
-            f"{code} ({count_text(n)} training subjects)" for code, n in alike.items()
-        )
-        out.append(
-            f"Codes of the data differ from codes of the task in dots, case or blanks only: {named}. If they mean the "
-            "same, list them beside it, since codes match exactly."
-        )
-    trained = attrition["splits"]["train"]["events"][task.causes[0]]
-    if trained < FEW_EVENTS:
-        out.append(
-            f"Fewer than {FEW_EVENTS} training subjects had the event: expect an unstable model."
-        )
-    held_out = attrition["splits"]["held_out"]["events"]
-    if too_few(held_out[task.causes[0]], sum(held_out.values())):
-        out.append(
-            f"Fewer than {FEWEST_SUBJECTS} subjects are held out, or fewer than {FEWEST_EVENTS} of them had the event: "
-            "the evaluation will compare no models. Hold out more with splits.by=hash splits.train=0.6 "
-            "splits.tuning=0.1, or repeat the split with ehrseq evaluate RUN --splits 25."
-        )
-    if attrition["outcomes_that_end_the_record"]:
-        out.append(
-            "The task names no end of follow-up, so each subject's last event ends it, and some outcomes are that "
-            "last event: deaths are counted, survival after the last visit is not. Risks are too high."
-        )
+    alike = attrition.get("other_spellings", {}).items()
+    named = ", ".join(f"{code} ({count_text(n)} training subjects)" for code, n in alike)
+    splits = attrition["splits"]
+    held_out, cause = splits["held_out"]["events"], task.causes[0]
     after, before = attrition.get("same_day", (0, 0))
     known = sum(n for name, n in attrition["events"].items() if name != "censored") + before
-    if task.same_day is None and after + before > SOME_SAME_DAY * known:
-        out.append(
+    rules = (
+        (
+            bool(alike),
+            f"Codes of the data differ from codes of the task in dots, case or blanks only: {named}. If they mean the "
+            "same, list them beside it, since codes match exactly.",
+        ),
+        (
+            splits["train"]["events"][cause] < FEW_EVENTS,
+            f"Fewer than {FEW_EVENTS} training subjects had the event: expect an unstable model.",
+        ),
+        (
+            too_few(held_out[cause], sum(held_out.values())),
+            f"Fewer than {FEWEST_SUBJECTS} subjects are held out, or fewer than {FEWEST_EVENTS} of them had the event: "
+            "the evaluation will compare no models. Hold out more with splits.by=hash splits.train=0.6 "
+            "splits.tuning=0.1, or repeat the split with ehrseq evaluate RUN --splits 25.",
+        ),
+        (
+            attrition["outcomes_that_end_the_record"] > 0,
+            "The task names no end of follow-up, so each subject's last event ends it, and some outcomes are that "
+            "last event: deaths are counted, survival after the last visit is not. Risks are too high.",
+        ),
+        (
+            task.same_day is None and after + before > SOME_SAME_DAY * known,
             f"{count_text(after + before)} of {count_text(known)} outcomes and competing events are dated by the day, "
             f"on the day of an index whose hour is known: {count_text(before)} are taken for earlier than it, "
             f"{count_text(after)} for later. Say what is right: same_day: before, after, or exclude (nobody's first "
-            "day counts)."
-        )
-    out += end_warnings(task, attrition)
+            "day counts).",
+        ),
+    )
+    out += [text for holds, text in rules if holds]
+    out += _unequal_steps(task, attrition) + end_warnings(task, attrition)
     if attrition.get("ended_by_death"):
         out.append(
             "Some subjects die in follow-up, and death is no cause of the task: it is treated as censoring, so risks "
@@ -326,14 +377,13 @@ def task_warnings(task: TaskConfig, attrition: Attrition) -> list[str]:
         )
     if task.censoring.code and "followed" in attrition:
         out += unknown_ends(task, attrition["followed"])
-    for row in attrition.get("records_before", []):
-        if row["first_record_later"] > MUCH_IMMORTAL * row["subjects"]:
-            out.append(
-                f"Some subjects with a prediction {from_index(row['landmark_days'])} have their first record only "
-                "later: they are in the data because they lived to be recorded (immortal time), so risks are too low. "
-                "Take an index that is itself a record, as in {first_visit: true} or {code: X}."
-            )
-    return out
+    return out + [
+        f"Some subjects with a prediction {from_index(row['landmark_days'])} have their first record only later: they "
+        "are in the data because they lived to be recorded (immortal time), so risks are too low. Take an index that "
+        "is itself a record, as in {first_visit: true} or {code: X}."
+        for row in attrition.get("records_before", [])
+        if row["first_record_later"] > MUCH_IMMORTAL * row["subjects"]
+    ]
 
 
 def from_index(landmark_days: float) -> str:

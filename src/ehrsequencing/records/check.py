@@ -18,7 +18,12 @@ from ehrsequencing.core.files import private_folder, read_json
 from ehrsequencing.records.account import Attrition
 from ehrsequencing.records.attrition import attrition_lines, followed_line, task_warnings
 from ehrsequencing.records.events import DAY_US, STATIC
-from ehrsequencing.records.follow_up import codes_that_end, silence_warning, silent_times
+from ehrsequencing.records.follow_up import (
+    bounds_text,
+    codes_that_end,
+    silence_warning,
+    silent_times,
+)
 from ehrsequencing.records.meds import FIXES, SPLITS, LateRows, MedsReader
 from ehrsequencing.records.prepare import fill
 from ehrsequencing.records.shards import PROCESSES, ShardWork, joblib_backend
@@ -100,6 +105,8 @@ class DataCheck:
         lines += fix_lines(self.fixes) or ["nothing to fix"]
         for task in self.tasks:
             lines += attrition_lines(task.task, task.attrition, warnings=task.warnings)
+            if undated := task.attrition.get("undated"):
+                lines.append(f"  deaths without a date: {bounds_text(task.task, undated)}")
             for horizon, needed in task.needed_events.items():
                 words = ", ".join(f"{n:,} for {label}" for label, n in needed.items())
                 lines.append(f"  events needed within {horizon} (Riley): {words}")
@@ -133,6 +140,10 @@ def check_data(
         filled = fill(folder, work, jobs=jobs, progress=progress, allow_empty=True)
         splits = {name: open_arrays(Timelines, folder / "visits" / name) for name in SPLITS}
         known, min_subjects = filled["known_training_rows"], study.vocabulary.min_subjects
+        visits, tokens = (
+            sum(len(getattr(part, name)) for part in splits.values())
+            for name in ("start_us", "codes")
+        )
         facts = {
             **{name: filled[name] for name in ("splits", "rows", "years", "calendar", "late_rows")},
             "subjects": {
@@ -146,7 +157,15 @@ def check_data(
                 "known_training_rows": known,
                 "min_subjects": min_subjects,
             },
-            "visits": _visits(list(splits.values())),
+            "visits": {
+                "all": visits,
+                f"over_{LONG_VISIT_DAYS}_days": _total(
+                    part.end_us - part.start_us > LONG_VISIT_DAYS * DAY_US
+                    for part in splits.values()
+                ),
+                "per_subject": round(visits / max(sum(map(len, splits.values())), 1), 2),
+                "codes_per_visit": round(tokens / max(visits, 1), 2),
+            },
             "warnings": [
                 *data_warnings(filled, min_subjects=min_subjects),
                 *filled["numbers"],
@@ -160,18 +179,6 @@ def check_data(
 
 def _total(masks: Iterable[Bools]) -> int:
     return sum(int(np.count_nonzero(mask)) for mask in masks)
-
-
-def _visits(splits: Sequence[Timelines]) -> dict[str, Any]:
-    subjects, visits = sum(map(len, splits)), sum(len(part.start_us) for part in splits)
-    codes = sum(len(part.codes) for part in splits)
-    long_us = LONG_VISIT_DAYS * DAY_US
-    return {
-        "all": visits,
-        f"over_{LONG_VISIT_DAYS}_days": _total(s.end_us - s.start_us > long_us for s in splits),
-        "per_subject": round(visits / max(subjects, 1), 2),
-        "codes_per_visit": round(codes / max(visits, 1), 2),
-    }
 
 
 def _check_task(folder: Path, task: TaskConfig, reader: MedsReader | None) -> TaskCheck:

@@ -45,7 +45,6 @@ from ehrsequencing.records.labels import (
     eligibility_steps,
     read_index_times,
 )
-from ehrsequencing.records.outcomes import outcome_finder
 from ehrsequencing.records.visits import (
     Record,
     Visits,
@@ -110,6 +109,7 @@ class Cohort:
     index_us: Ints  # (I,) int64, the indexes
     index_ending: Ints  # (I,) what ends their follow-up without an event, a position in `ENDINGS`
     is_mark: Bools  # (n,) events that end or begin a time under observation
+    has_outcome: Bools  # (S,) who has a code of the outcome, whenever it is
 
 
 # events of interest, sorted by subject and time: subjects, times, causes
@@ -160,7 +160,10 @@ class CohortBuilder:
         )
         self.marks = CodeMatcher(quiet, parents=parents)  # rows in which nothing happens
         self.eligibility = Eligibility(task.eligibility, parents=parents)
-        self.outcomes = outcome_finder(task, parents or {})
+        self.outcomes: CodeMatcher | None = None
+        if task.outcomes is not None:
+            self.outcomes = CodeMatcher(task.outcomes.codes, parents=parents, confirmed=True)
+            self.outcomes.refuse_conditions(f"task {task.name}, outcomes.codes")
         self.index_times: IndexTimes | None = None
         if index.file is not None:
             self.index_times = read_index_times(Path(index.file), cohort_id=index.cohort_id)
@@ -170,7 +173,7 @@ class CohortBuilder:
     ) -> None:
         """Refuse a task whose codes match nothing, naming codes that come close, or whose index file knows nobody."""
         named = [("index.code", self.index_codes), ("censoring.code", self.censoring_codes)]
-        named.append(("outcomes.codes", self.outcomes.matcher if self.outcomes else None))
+        named.append(("outcomes.codes", self.outcomes))
         named += [("eligibility.must_have", codes) for _, codes in self.eligibility.must_have]
         if self.task.censoring.start is not None:
             named.append(("censoring.start", self.start_codes))
@@ -216,8 +219,6 @@ class CohortBuilder:
         death_us = first_time(events, events.is_code(DEATH), record.subject, len(birth_us))
         # nobody is followed or predicted after death
         censor_us = np.where(death_us == STATIC, NEVER, death_us)[owner]
-        if undated_us is not None:
-            censor_us = np.minimum(censor_us, undated_us[owner])
         marks = self._marks(record)
         is_observed, ending = np.ones(len(owner), dtype=bool), np.zeros(len(owner), dtype=np.int64)
         if labelled:
@@ -229,6 +230,9 @@ class CohortBuilder:
                 until_us = episodes.until(record, owner, moment)
                 ending = np.where(until_us < censor_us, ENDINGS.index("other"), ending)
                 censor_us = np.minimum(censor_us, until_us)
+        if undated_us is not None:
+            ending = np.where(undated_us[owner] < censor_us, ENDINGS.index("other"), ending)
+            censor_us = np.minimum(censor_us, undated_us[owner])
         t, cause = event_us[owner], event_cause[owner]
         n_rules = len(self.eligibility.steps)
         passed = self.eligibility.passed(record, owner, moment)
@@ -266,7 +270,15 @@ class CohortBuilder:
             index_us=moment,
             index_ending=ending,
             is_mark=np.logical_or(*marks),
+            has_outcome=self._has_outcome(record),
         )
+
+    def _has_outcome(self, record: Record) -> Bools:
+        """(S,) who has a code of the outcome."""
+        has = np.zeros(len(record.subject_id), dtype=bool)
+        for matcher in self.cause_codes[: len(self.task.outcome)]:
+            has[record.subject[_matches(record, matcher)]] = True
+        return has
 
     def _ends_record(self, record: Record, rows: CohortRows, *, t_us: Ints) -> int:
         """Where the last event ends the follow-up: subjects with an outcome after everything else they have."""

@@ -52,6 +52,7 @@ MOST_UNDATED = (
 )
 _PRESENT = re.compile("|".join(TERMS["presence"].values()), re.IGNORECASE)
 _STATED = re.compile(TERMS["deaths"]["stated"], re.IGNORECASE)
+_stated = OfCodes(lambda codes: np.array([bool(_STATED.fullmatch(code)) for code in codes]))
 # which codes mean that somebody is there: those of stays, whose ends imports name, and vital signs
 _present = OfCodes(
     lambda codes: (
@@ -72,35 +73,37 @@ def settle_deaths(events: Events, fixes: Counter[str]) -> Events:
     if not is_death.any():
         return events
     events = _date(events, is_death, fixes)
-    death_us = first_time(events, events.is_code(DEATH), events.subjects[1], len(events.starts))
-    row_us = death_us[events.subjects[1]]
-    is_later = (row_us != STATIC) & (events.time_us // DAY_US > row_us // DAY_US)
+    subject, time_us, n = events.subjects[1], events.time_us, len(events.starts)
+    death_us = first_time(events, events.is_code(DEATH), subject, n)
+    first_us, last_us = (bound[subject] for bound in filled_period(death_us))
+    # a filled date yields to a stay of that year or month that ended by the death, and to life after it
+    stated = _stated(events.codes)[events.code]
+    inside = (first_us <= time_us) & (time_us <= last_us) & (death_us != STATIC)[subject]
+    said_us = last_time(events, stated & inside, subject, n)
+    new_us = np.where(said_us == STATIC, death_us, said_us)
+    is_later = (new_us != STATIC)[subject] & (time_us // DAY_US > new_us[subject] // DAY_US)
     # rows with a clock that say that their person was there
-    is_later &= _present(events.codes)[events.code] & ~_is_day(events.time_us)
+    is_later &= _present(events.codes)[events.code] & ~_is_day(time_us)
     is_later &= ~events.is_code(DEATH)
-    if not is_later.any():
+    seen_us = last_time(events, is_later & inside, subject, n)
+    new_us = np.where(seen_us == STATIC, new_us, seen_us)
+    is_moved = new_us != death_us
+    if not is_moved.any() and not is_later.any():
         return events
-    filled_us = filled_period(death_us)[1][events.subjects[1]]
-    moved_us = last_time(
-        events, is_later & (events.time_us <= filled_us), events.subjects[1], len(death_us)
-    )
-    is_moved = moved_us != STATIC
-    death_us = np.where(is_moved, moved_us, death_us)
     fixes["filled_death"] += int(is_moved.sum())
-    row_us = death_us[events.subjects[1]]
-    is_later &= events.time_us > row_us + DOUBT_DAYS * DAY_US
-    stated = np.array([bool(_STATED.fullmatch(code)) for code in events.codes])[events.code]
-    stated &= abs(events.time_us - row_us) <= AGREE_DAYS * DAY_US
-    agrees = np.bincount(events.subjects[1][stated], minlength=len(death_us)) > 0
+    row_us = new_us[subject]
+    is_later &= time_us > row_us + DOUBT_DAYS * DAY_US
+    stated &= abs(time_us - row_us) <= AGREE_DAYS * DAY_US
+    agrees = np.bincount(subject[stated], minlength=n) > 0
     later = np.flatnonzero(is_later)
-    who = events.subjects[1][later]
-    days = who[opens_run(who, events.time_us[later] // DAY_US)]  # of presence
-    doubtful = (np.bincount(days, minlength=len(death_us)) > 1) & ~agrees
+    who = subject[later]
+    days = who[opens_run(who, time_us[later] // DAY_US)]  # of presence
+    doubtful = (np.bincount(days, minlength=n) > 1) & ~agrees
     fixes["doubtful_death"] += int(doubtful.sum())
     is_death = events.is_code(DEATH) & (events.time_us != STATIC)
-    time_us = np.where(is_death & is_moved[events.subjects[1]], row_us, events.time_us)
-    events = _renamed(events, is_death & doubtful[events.subjects[1]], DOUBTFUL_DEATH)
-    events = replace(events, time_us=time_us)
+    is_placed = is_death & is_moved[subject]
+    events = _renamed(events, is_death & doubtful[subject], DOUBTFUL_DEATH)
+    events = replace(events, time_us=np.where(is_placed, row_us, time_us))
     return events.take(np.lexsort((events.time_us, events.subject_id)))
 
 
@@ -230,20 +233,21 @@ def write_doubtful(folder: Path, subject_ids: Sequence[Ints]) -> None:
         pq.write_table(pa.table({"subject_id": ids}), folder / DOUBTFUL)
 
 
-def refuse_undated(
-    task: TaskConfig, causes: Sequence[CodeMatcher], counts: Mapping[str, int]
-) -> None:
+def refuse_undated(task: TaskConfig, counts: Mapping[str, int], bounds: str) -> None:
     """Refuse a task on deaths of which many have no date, unless it says what they mean.
+
+    Args:
+        task: On deaths.
+        counts: Its deaths.
+        bounds: What they may mean, in words.
 
     Raises:
         EhrseqError: With both bounds.
     """
     undated, dated = counts["undated_deaths"], counts["dated_deaths"]
-    asks = any(matcher(DEATH) for matcher in causes) and task.deaths.undated is None
-    if asks and undated > MOST_UNDATED * (undated + dated):
+    if task.deaths.undated is None and undated > MOST_UNDATED * (undated + dated):
         raise EhrseqError(
-            f"{undated:,} people are known to be dead without a date, and {dated:,} deaths have one: there are "
-            f"{undated + dated:,} deaths if all died at their last sign of life, {dated:,} if all are censored there",
+            f"{undated:,} people are known to be dead without a date, and {dated:,} deaths have one: {bounds}",
             where=f"task {task.name}",
             fix="say which in the task, as in deaths: {undated: at_last_sign} or deaths: {undated: censor}",
         )

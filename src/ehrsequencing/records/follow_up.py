@@ -7,15 +7,16 @@ until it, is it still to come, and of whom is it not known?
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from ehrsequencing.config import TaskConfig
+from ehrsequencing.config import TaskConfig, format_days
 from ehrsequencing.config.task import CensoringConfig
-from ehrsequencing.core.arrays import Bools, Floats
+from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.core.disclosure import SMALLEST_COUNT, count_text
-from ehrsequencing.records.account import Attrition
+from ehrsequencing.records.account import Attrition, Undated
 from ehrsequencing.records.codes import PROVISIONAL, CodeMatcher, code_type
 from ehrsequencing.records.cohort import CohortBuilder, CohortRows
 from ehrsequencing.records.events import (
@@ -33,8 +34,9 @@ from ehrsequencing.records.events import (
     parse_date_us,
 )
 from ehrsequencing.records.labels import designed_end
-from ehrsequencing.records.meds import MedsReader
+from ehrsequencing.records.meds import SPLITS, MedsReader
 from ehrsequencing.records.survey import CodeCounts, DayCounts
+from ehrsequencing.records.timelines import TaskRows, Timelines, open_arrays
 from ehrsequencing.records.visits import Record
 
 MOST = 0.5  # share of the subjects without the event from which on their rows speak against an end of follow-up
@@ -111,6 +113,73 @@ def _count_unsure(builder: CohortBuilder, record: Record) -> Counter[str]:
         counts[f"confirmed {name}"] = len(known)
         counts[f"unconfirmed {name}"] = len(np.setdiff1d(others, known))
     return counts
+
+
+def undated_bounds(
+    folder: Path, builder: CohortBuilder, undated: Sequence[tuple[Ints, Ints]]
+) -> Undated | None:
+    """The risk of a task's first cause if all deaths without a date were at the last sign of life, and if none were.
+
+    Args:
+        folder: Of the prepared set, with visits and prediction times.
+        builder: Of the task.
+        undated: Ids of people whose death has no date, and their last signs of life.
+
+    Returns:
+        None where death is no cause of the task, or nobody's follow-up ends so.
+    """
+    task, ids = builder.task, np.concatenate([one[0] for one in undated])
+    deaths = [k for k, matcher in enumerate(builder.cause_codes, start=1) if matcher(DEATH)]
+    if not deaths or not len(ids):
+        return None
+    order, last_us = np.argsort(ids), np.concatenate([one[1] for one in undated])
+    ids, last_us = ids[order], last_us[order]
+    horizon = task.main_horizon or task.horizons[0]
+    days, cause, is_open = list[Floats](), list[Ints](), list[Bools]()
+    for split in SPLITS:
+        rows = open_arrays(TaskRows, folder / "tasks" / task.name / split)
+        who = np.flatnonzero(np.diff(rows.row_offsets))
+        first = rows.row_offsets[who]
+        people = open_arrays(Timelines, folder / "visits" / split).subject_id[who]
+        place = np.minimum(np.searchsorted(ids, people), len(ids) - 1)
+        end_us = rows.prediction_us[first] + np.rint(rows.duration_days[first] * DAY_US)
+        days.append(rows.duration_days[first])
+        cause.append(rows.cause[first].astype(np.int64))
+        is_end = (ids[place] == people) & (last_us[place] == end_us)
+        is_open.append(is_end & np.isin(cause[-1], (0, deaths[0])))
+    every, undecided = np.concatenate(days), np.concatenate(is_open)
+    ends = np.concatenate(cause)
+    if not undecided.any():
+        return None
+    none, all_ = (_risk(every, np.where(undecided, n, ends), horizon) for n in (0, deaths[0]))
+    return {
+        "people": int(undecided.sum()),
+        "horizon_days": horizon,
+        "censored": none,
+        "died": all_,
+    }
+
+
+def _risk(days: Floats, cause: Ints, horizon_days: float) -> float:
+    """Cumulative incidence of the first cause by a horizon (Aalen–Johansen)."""
+    order = np.argsort(days)
+    time, first = np.unique(days[order], return_index=True)
+    at_risk = len(days) - first
+    ended, had = (
+        np.add.reduceat((cause[order] > 0) if k is None else cause[order] == k, first, dtype=float)
+        for k in (None, 1)
+    )
+    free = np.r_[1.0, np.cumprod(1 - ended / at_risk)[:-1]]
+    return float((free * had / at_risk)[time <= horizon_days].sum())
+
+
+def bounds_text(task: TaskConfig, bounds: Undated) -> str:
+    """Both risks in words."""
+    name, horizon = task.causes[0], format_days(bounds["horizon_days"])
+    return (
+        f"the risk of {name} by {horizon} is {bounds['died']:.3f} if all died at their last sign of life, "
+        f"{bounds['censored']:.3f} if all are censored there ({bounds['people']:,} people)"
+    )
 
 
 def count_beyond(reader: MedsReader, builders: Sequence[CohortBuilder]) -> dict[str, Counter[str]]:
@@ -220,13 +289,13 @@ def end_warnings(task: TaskConfig, attrition: Attrition) -> list[str]:
 def _left_out(task: TaskConfig, counts: Counter[str]) -> list[str]:
     """Deaths and events that a task does not count, or counts as its `deaths` says."""
     out = list[str]()
-    undated, dated = counts["undated_deaths"], counts["dated_deaths"]
+    undated = counts["undated_deaths"]
     if undated and any(DEATH in codes for codes in task.patterns.values()):
         say = "end their follow-up" if task.deaths.undated == "censor" else "count as deaths"
         out.append(
             f"{count_text(undated)} people are known to be dead without a date, and {say} at their last sign of life. "
-            f"There are {dated + undated:,} deaths if all died there, {dated:,} if all are censored there; to choose, "
-            "set deaths: {undated: at_last_sign} or deaths: {undated: censor}."
+            "ehrseq check prints the risk for both choices; to choose, set deaths: {undated: at_last_sign} or "
+            "deaths: {undated: censor}."
         )
     if doubtful := counts["doubtful_deaths"]:
         say = "count" if task.deaths.doubtful == "keep" else "were dropped"
@@ -261,29 +330,31 @@ def _left_out(task: TaskConfig, counts: Counter[str]) -> list[str]:
 
 def unknown_ends(task: TaskConfig, counts: Mapping[str, int]) -> list[str]:
     """What the code of `censoring` does not tell."""
-    out, rule, code = list[str](), task.censoring, " or ".join(task.censoring.code or ())
+    rule, code = task.censoring, " or ".join(task.censoring.code or ())
     without = counts["alive_without_code"] + counts["died_without_code"]
     by_last_event = rule == CensoringConfig(code=rule.code, start=rule.start)
-    if by_last_event and without and (counts["other"] or counts["died_with_code"]):
-        out.append(
+    is_record = task.index.code is not None or task.index.first_visit
+    rules = (
+        (
+            by_last_event and without and (counts["other"] or counts["died_with_code"]),
             f"{count_text(without)} of {count_text(counts['with_index'])} people with an index are without {code}, the "
             "code of censoring: their last event ends their follow-up, so deaths after their last visit are counted, "
-            "survival after it is not. Risks are too high."
-        )
-    is_record = task.index.code is not None or task.index.first_visit
-    if not is_record and counts["died_without_code"] and not counts["died_with_code"]:
-        out.append(
+            "survival after it is not. Risks are too high.",
+        ),
+        (
+            not is_record and counts["died_without_code"] and not counts["died_with_code"],
             f"Nobody who died has {code}, and the index is not itself a record: people who left before their index and "
             "died later cannot be distinguished from people who stayed, so they may be in the cohort because they "
-            "died. Take an index that is a record, as in {first_visit: true} or {code: X}."
-        )
-    if counts["rows_unobserved"] and rule.start is None and PERIOD_END not in code:
-        out.append(
+            "died. Take an index that is a record, as in {first_visit: true} or {code: X}.",
+        ),
+        (
+            counts["rows_unobserved"] and rule.start is None and PERIOD_END not in code,
             f"Some people whose index comes after their last {code} have rows other than a death after the index. If "
             "they were under observation again, name the code at which that begins, as in "
-            f"censoring: {{code: {code}, start: X}}."
-        )
-    return out
+            f"censoring: {{code: {code}, start: X}}.",
+        ),
+    )
+    return [text for holds, text in rules if holds]
 
 
 # ---- whether an outcome could happen: times in which its codes were not in use yet, or no more ----

@@ -66,7 +66,7 @@ FIXES = {
     "missing_value": "numbers that values.missing names were set aside, their codes kept",
     "static_value": "numbers of rows without a time were ignored, their codes kept",
     "undated_death": "people are known to be dead without a date: they are never alive after their last sign of life",
-    "filled_death": "deaths on 1 January, 31 December or a 15th went at the last sign of life of that year or month",
+    "filled_death": "deaths on 1 January, 31 December or a 15th went to a discharge by death, or the last sign of life",
     "doubtful_death": "deaths were dropped: their people were seen on two days or more, over 60 days later",
     "static_only": "subjects without any timed row were dropped",
     "absent_split": "splits of subjects without data were ignored",

@@ -32,46 +32,20 @@ from ehrsequencing.records.visits import Record
 ROWS_AT_ONCE = 20_000  # prediction times looked at together; the time grid is fitted on about so many rows' outcomes
 
 
-@dataclass(frozen=True)
-class OutcomeFinder:
-    """Finds the events of outcomes in a shard's records.
+def find_outcomes(record: Record, matcher: CodeMatcher) -> OutcomeEvents:
+    """First events of a shard's subjects; an outcome's number is that of its code in the shard's `Events.codes`.
 
-    Attributes:
-        matcher: Which codes are meant. Birth, death and what ends a follow-up are taken out later.
+    Birth, death and what ends a follow-up are taken out later.
     """
-
-    matcher: CodeMatcher
-
-    def find(self, record: Record) -> OutcomeEvents:
-        """First events of a shard's subjects; an outcome's number is that of its code in the shard's `Events.codes`."""
-        events = record.events
-        rows = np.flatnonzero(self.matcher.events(events) & (events.time_us != STATIC))
-        subject, code, time_us = record.subject[rows], events.code[rows], events.time_us[rows]
-        order = np.lexsort((time_us, code, subject))
-        subject, code, time_us = subject[order], code[order], time_us[order]
-        first = np.flatnonzero(opens_run(subject, code))
-        return OutcomeEvents(
-            offsets(subject[first], len(record.subject_id)), code[first], time_us[first]
-        )
-
-    def find_known(self, record: Record, codes: Sequence[str]) -> OutcomeEvents:
-        """Events of these codes; an outcome's number is its place among them."""
-        number = {code: k for k, code in enumerate(codes)}
-        numbers = np.array([number.get(code, -1) for code in record.events.codes], dtype=np.int32)
-        return renumbered(self.find(record), numbers)
-
-
-def outcome_finder(task: TaskConfig, parents: Mapping[str, list[str]]) -> OutcomeFinder | None:
-    """The finder of a task; None where it asks about its causes only.
-
-    Raises:
-        EhrseqError: A pattern has a condition on a number.
-    """
-    if task.outcomes is None:
-        return None
-    matcher = CodeMatcher(task.outcomes.codes, parents=parents, confirmed=True)
-    matcher.refuse_conditions(f"task {task.name}, outcomes.codes")
-    return OutcomeFinder(matcher)
+    events = record.events
+    rows = np.flatnonzero(matcher.events(events) & (events.time_us != STATIC))
+    subject, code, time_us = record.subject[rows], events.code[rows], events.time_us[rows]
+    order = np.lexsort((time_us, code, subject))
+    subject, code, time_us = subject[order], code[order], time_us[order]
+    first = np.flatnonzero(opens_run(subject, code))
+    return OutcomeEvents(
+        offsets(subject[first], len(record.subject_id)), code[first], time_us[first]
+    )
 
 
 def renumbered(events: OutcomeEvents, numbers: Ints32) -> OutcomeEvents:

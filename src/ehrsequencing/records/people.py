@@ -70,29 +70,6 @@ def measure(
     }
 
 
-def rows_a_visit(who: Ints, token: Ints32, n_visits: Ints) -> Floats:
-    """Sums over the people with each token: of 1, of their rows with it over their visits, and of its square.
-
-    Args:
-        who: (n,) the person of each row with a time that makes a token.
-        token: (n,) its token.
-        n_visits: (S,) how many visits each person has.
-
-    Returns:
-        (3, V'), up to the largest token.
-    """
-    n = int(token.max(initial=0)) + 1
-    pair, rows = np.unique(who.astype(np.int64) * n + token, return_counts=True)
-    rate, place = rows / n_visits[pair // n], pair % n
-    return np.stack([np.bincount(place, weights=rate**power, minlength=n) for power in range(3)])
-
-
-def mean_and_sd(sums: Floats) -> tuple[float, float]:
-    """Mean and standard deviation from three sums of `rows_a_visit`."""
-    mean = sums[1] / sums[0]
-    return float(mean), float(np.sqrt(max(sums[2] / sums[0] - mean**2, 0.0)))
-
-
 def quantiles(values: Floats, owner: Ints | None = None) -> Floats | None:
     """129 quantiles of groups of 11 people; None of fewer. Without an owner each value is of another person."""
     who = np.arange(len(values)) if owner is None else owner
@@ -109,7 +86,7 @@ def some_people(n: int) -> Ints:
 def measures_to_keep(
     counts: PeopleCounts[N], people: Timelines, vocabulary: Vocabulary, *, end_us: int
 ) -> PeopleCounts[N]:
-    """Content of `people.json`: counts, quantiles of what is measured, and rows a visit of the codes that are counted.
+    """Content of `people.json`: counts, and quantiles of what is measured.
 
     Args:
         counts: How many people there are, and how many have each code.
@@ -130,17 +107,10 @@ def measures_to_keep(
     )
     rate = visits_a_year(measured["visits"], measured["history"])
     kept = {name: quantiles(values) for name, values in measured.items()}
-    sums = rows_a_visit(owner, token, np.diff(people.subject_offsets))
-    each = {code: vocabulary.index.get(code, len(sums[0])) for code in counts["codes"]}
     return {
         **counts,
         "measures": {n: rounded(knots.tolist()) for n, knots in kept.items() if knots is not None},
         "visits_a_year": rounded(rate),
-        "rates": {
-            code: rounded(mean_and_sd(sums[:, token]))
-            for code, token in each.items()
-            if token < len(sums[0]) and sums[0, token] >= SMALLEST_COUNT
-        },
     }
 
 
@@ -198,7 +168,6 @@ class People(CodeCounts):
         all_rows: Their rows, and those of them with such a code.
         numbers: Code → rows with a number.
         judged: Code → people whose numbers have a scale.
-        rates: (3, V) as of `rows_a_visit`, by token.
         outside: Code → sum over these people of the share of their numbers outside the scale's 1st to 99th percentile.
     """
 
@@ -207,7 +176,6 @@ class People(CodeCounts):
         self.vocabulary, self.excluded, self.visits = vocabulary, excluded, visits
         self.numbers, self.judged, self.outside = Counter[str](), Counter[str](), Counter[str]()
         self.total, self.unknown_share, self.all_rows = 0, 0.0, np.zeros(2, np.int64)
-        self.rates = np.zeros((3, len(vocabulary)))
         self._sample = Sample()
 
     def add(self, events: Events) -> None:
@@ -224,10 +192,6 @@ class People(CodeCounts):
         self.all_rows += [len(rows), int(unknown.sum())]
         self._judge(events, code, who, events.value[rows])
         visits = record.visits
-        is_timed = events.time_us[rows] != STATIC
-        n_visits = np.bincount(visits.subject, minlength=n)
-        rates = rows_a_visit(who[is_timed], ids[code][is_timed], n_visits)
-        self.rates[:, : rates.shape[1]] += rates
         found = measure(
             offsets(visits.subject, n),
             visits.start_us,
@@ -236,7 +200,7 @@ class People(CodeCounts):
             who,
             ids[code],
         )
-        has_visit = n_visits > 0
+        has_visit = np.bincount(visits.subject, minlength=n) > 0
         identity = hash_u64(record.subject_id[has_visit].view(np.uint64))
         owner = (identity >> np.uint64(32)).astype(np.uint32)
         for key, values in enumerate(found.values()):

@@ -37,7 +37,12 @@ from ehrsequencing.records.deaths import refuse_undated, write_doubtful
 from ehrsequencing.records.events import (
     ranges,
 )
-from ehrsequencing.records.follow_up import compare_end, count_beyond
+from ehrsequencing.records.follow_up import (
+    bounds_text,
+    compare_end,
+    count_beyond,
+    undated_bounds,
+)
 from ehrsequencing.records.labels import write_cohort
 from ehrsequencing.records.meds import (
     IMPORT_SETTINGS,
@@ -221,7 +226,7 @@ def fill(
                 for name in builder.task.causes
             }
         )
-    doubtful = list[Ints]()
+    doubtful, undated = list[Ints](), list[tuple[Ints, Ints]]()
     items = ((shards, surveyed.end_us) for shards in ranges(surveyed.part.kept, n_ranges))
     with ExitStack() as stack:
         writer = ArrayAppender(stack)
@@ -229,6 +234,7 @@ def fill(
             for piece in pieces:
                 fixes.update(piece.fixes)
                 doubtful.append(piece.doubtful)
+                undated.append(piece.undated)
                 _append(piece, folder, tallies, writer)
             tick()
     while tick.done < tick.total:  # there may be fewer ranges
@@ -236,7 +242,10 @@ def fill(
 
     # each task's files
     for builder in work.builders:
-        refuse_undated(builder.task, builder.cause_codes, tallies[builder.task.name].follow_up)
+        tally = tallies[builder.task.name]
+        tally.undated = undated_bounds(folder, builder, undated)
+        if tally.undated is not None:
+            refuse_undated(tally.task, tally.follow_up, bounds_text(tally.task, tally.undated))
     for task in work.tasks:
         nobody = nobody_left(task, tallies[task.name].as_json())
         if nobody is not None and not allow_empty:

@@ -40,6 +40,7 @@ from ehrsequencing.records.events import (
     DEATH,
     DOUBTFUL_DEATH,
     ENDS,
+    UNDATED_DEATH,
     Events,
     KeptRows,
     keep,
@@ -53,6 +54,7 @@ from ehrsequencing.records.meds import (
     MedsReader,
     read_card,
 )
+from ehrsequencing.records.outcomes import find_outcomes
 from ehrsequencing.records.splits import (
     SplitLookup,
     cut_by_design,
@@ -92,6 +94,7 @@ class EncodedShard:
     tasks: list[tuple[Tally, list[TaskRows], list[OutcomeEvents]]]
     fixes: Counter[str]
     doubtful: Ints  # ids of the subjects whose death is in doubt
+    undated: tuple[Ints, Ints]  # of those whose death has no date, and their last signs of life
 
 
 @dataclass(eq=False)
@@ -198,11 +201,15 @@ class ShardWork:
             tally.add_cohort(cohort, split, record)
             tally.follow_up.update(count_ends(builder, record, cohort.rows, dataset_end_us))
             rows = encode_rows(record, cohort.rows, self._vocabulary)
-            events_ = builder.outcomes.find(record) if builder.outcomes else None
+            events_ = find_outcomes(record, builder.outcomes) if builder.outcomes else None
             outcomes = [events_.take(part) for part in parts] if events_ else []
             tasks.append((tally, [rows.take(part) for part in parts], outcomes))
         doubtful = np.unique(events.subject_id[events.is_code(DOUBTFUL_DEATH)])
-        return EncodedShard([timelines.take(part) for part in parts], tasks, fixes, doubtful)
+        is_undated = events.is_code(UNDATED_DEATH)
+        undated = events.subject_id[is_undated], events.time_us[is_undated]
+        return EncodedShard(
+            [timelines.take(part) for part in parts], tasks, fixes, doubtful, undated
+        )
 
     @cached_property
     def _codes(self) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 import numpy as np
+import pandas as pd
 
 from ehrsequencing.core.arrays import Bools, Ints
 from ehrsequencing.core.errors import EhrseqError
@@ -58,6 +59,9 @@ class DayCounts:
         return [_year(recorded[0]), _year(recorded[-1])] if len(recorded) else []
 
 
+_OF_DAYS = ("day", "rows", "births", "deaths", "leaving")
+
+
 def count_days(events: Events, late: LateRows | None = None) -> DayCounts:
     """Count a shard, which holds whole subjects; late rows do not move its last time."""
     timed = np.flatnonzero(events.time_us != STATIC)
@@ -86,18 +90,11 @@ def count_days(events: Events, late: LateRows | None = None) -> DayCounts:
 
 def add_days(parts: Sequence[DayCounts]) -> DayCounts:
     """The counts of all parts together."""
-    day, place = np.unique(np.concatenate([part.day for part in parts]), return_inverse=True)
-
-    def total(name: str) -> Ints:
-        counts = np.concatenate([getattr(part, name) for part in parts])
-        return np.bincount(place, weights=counts, minlength=len(day)).astype(np.int64)
-
+    columns = pd.concat([pd.DataFrame({n: getattr(part, n) for n in _OF_DAYS}) for part in parts])
+    total = columns.groupby("day").sum()
     return DayCounts(
-        day=day,
-        rows=total("rows"),
-        births=total("births"),
-        deaths=total("deaths"),
-        leaving=total("leaving"),
+        day=total.index.to_numpy(),
+        **{name: total[name].to_numpy() for name in total.columns},
         last_us=max(part.last_us for part in parts),
         static=sum(part.static for part in parts),
         with_number=sum(part.with_number for part in parts),

@@ -13,8 +13,7 @@ import pyarrow as pa
 import uvicorn
 from annotated_types import Len
 from fastapi import Depends, FastAPI, Request
-from fastapi.responses import JSONResponse, Response
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from fastapi.responses import JSONResponse
 from pydantic import FailFast, ValidationError, create_model
 from starlette.exceptions import HTTPException
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -40,7 +39,6 @@ from ehrsequencing.serve.schemas import (
 )
 from ehrsequencing.serve.security import LEFT, Access, Service, access_to, bearer, guard
 
-_PATHS = ("/health", "/version", "/metrics", "/openapi.json", "/predict", "/explain")
 _STATUSES = {
     400: "The body cannot be read",
     401: "The token is missing or wrong",
@@ -78,7 +76,7 @@ def create_app(
         explorer: The explorer's page, if it is served.
         clock: Gives the present moment, by which a card tells how old a record is.
     """
-    service = Service(predictor, (*_PATHS, *cds_hooks.PATHS, *pages.PATHS), clock)
+    service = Service(predictor, clock)
     allowed = access or Access()
 
     @asynccontextmanager
@@ -96,12 +94,12 @@ def create_app(
         responses=PROBLEMS,
         dependencies=[Depends(bearer)] if allowed.token else [],
     )
-    app.state.limits = predictor.limits
+    app.state.service = service
     _add_own_paths(app, service)
     app.include_router(cds_hooks.router(service))
     app.include_router(pages.router(predictor, explorer))
     _answer_errors(app)
-    guard(app, allowed, service.count_request)
+    guard(app, allowed)
     return app
 
 
@@ -118,11 +116,6 @@ def _add_own_paths(app: FastAPI, service: Service) -> None:
         """What answers: the version of ehrsequencing, and the run."""
         facts = predictor.facts()
         return {"ehrsequencing": __version__, **facts}
-
-    @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
-    async def read_metrics() -> Response:
-        """Counts for Prometheus."""
-        return Response(service.metrics(), media_type=CONTENT_TYPE_LATEST)
 
     def predict(request: PredictRequest) -> PredictResponse:
         """Risk curves of one subject from its rows in MEDS."""
@@ -250,7 +243,7 @@ class Connection(H11Protocol):
         """Begin to wait until the client has read what was sent."""
         super().pause_writing()
         self._waits.cancel()
-        seconds = self.config.app.state.limits.seconds  # type: ignore[union-attr]
+        seconds = self.config.app.state.service.predictor.limits.seconds  # type: ignore[union-attr]
         self._waits = self.loop.call_later(seconds, self.transport.abort)
 
     def _close_if_idle(self) -> None:

@@ -29,7 +29,6 @@ from ehrsequencing.serve.security import Service
 
 SERVICE = "ehrsequencing-risk"
 HOOK_PATH = f"/cds-services/{SERVICE}"
-PATHS = ("/cds-services", HOOK_PATH)
 _PREFETCH = {
     "patient": "Patient/{{context.patientId}}",
     "encounters": "Encounter?patient={{context.patientId}}&_count=1000",

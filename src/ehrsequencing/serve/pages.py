@@ -1,4 +1,4 @@
-"""The pages of the server: what it answers (or the explorer), and one patient at the desk, typed into a form.
+"""The pages of the server: the explorer, and one patient at the desk, typed into a form.
 
 The form has the most frequent codes of the run's vocabulary. Its script asks `/predict` and `/explain` of this server,
 as any other client does, and asks nobody else. Nothing that is typed is kept.
@@ -21,66 +21,35 @@ from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.events import BIRTH
 from ehrsequencing.records.meds import FIXES
-from ehrsequencing.reporting.pages import rendered_page
 from ehrsequencing.reporting.wording import environment, hashed, json_text
 from ehrsequencing.serve.predictor import Predictor
 from ehrsequencing.serve.security import COOKIE
 
 DESK = "/patient"
-PATHS = ("/", DESK)
 MOST_CODES = 300  # of the form, which shows the first 30 until somebody searches
 _PATTERN = ("re:", "under:")  # how a pattern begins that is no code itself
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'"
-_ANSWERS = (
-    (DESK, "one patient: type a record and see its risk"),
-    ("/cds-services", "CDS Hooks"),
-    ("/openapi.json", "how requests and answers look; POST /predict and POST /explain read MEDS"),
-    ("/health", "whether the server answers"),
-    ("/version", "which run answers"),
-    ("/metrics", "counts for Prometheus"),
-)
 
 
 def router(predictor: Predictor, explorer: str | None) -> APIRouter:
-    """The pages; `explorer` is the first of them where it is served."""
-    routes = APIRouter()
-    home, headers = explorer, {"Content-Security-Policy": "frame-ancestors 'none'"}
-    if home is None:
-        home, headers = landing(predictor), {"Content-Security-Policy": _POLICY}
+    """The pages; without an explorer the first of them is the desk."""
+    routes, headers = APIRouter(), {"Content-Security-Policy": "frame-ancestors 'none'"}
     desk = patient_page(predictor)
 
     @routes.get("/", response_class=HTMLResponse, include_in_schema=False)
     async def show(token: str | None = None) -> Response:
-        """What this server answers, or the explorer. A token in the address moves into a cookie."""
+        """The explorer or the desk. A token in the address moves into a cookie."""
         if token is not None:
             moved = RedirectResponse("/", status_code=303)
             moved.set_cookie(COOKIE, quote(token), httponly=True, samesite="strict")
             return moved
-        return HTMLResponse(home, headers=headers)
+        return HTMLResponse(explorer or desk, headers=headers)
 
     @routes.get(DESK, response_class=HTMLResponse, include_in_schema=False)
     async def show_patient() -> HTMLResponse:
         """One patient; the page says by itself what it may load."""
-        return HTMLResponse(desk, headers={"Content-Security-Policy": "frame-ancestors 'none'"})
+        return HTMLResponse(desk, headers=headers)
 
     return routes
-
-
-def landing(predictor: Predictor) -> str:
-    """The page of a server without records: what it answers."""
-    task = predictor.run.task
-    rows = [(Markup(f'<a href="{path}">{path}</a>'), what) for path, what in _ANSWERS]
-    lines = [
-        f"This server answers for the task {task.name}: risk of {', '.join(task.causes)}.",
-        "It keeps nothing of a request.",
-    ]
-    return rendered_page(
-        title=task.heading,
-        kicker="ehrseq serve",
-        lines=lines,
-        tables=[("What it answers", ("Path", "Answer"), rows)],
-        notes=["The explorer needs records: ehrseq serve RUN DATA."],
-    )
 
 
 def patient_page(predictor: Predictor) -> str:

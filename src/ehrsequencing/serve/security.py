@@ -1,9 +1,8 @@
-"""What every request meets: hosts, origins and the token, limits, the thread of the model, counts for Prometheus."""
+"""What every request meets: hosts, origins and the token, limits, the thread of the model."""
 
 import asyncio
 import hmac
 import ipaddress
-import time
 import uuid
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +11,6 @@ from datetime import datetime
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
-import prometheus_client as prometheus
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import Response
 from fastapi.security import HTTPBearer
@@ -117,19 +115,13 @@ def _without_port(host: str) -> str:
     return host.partition(":")[0]
 
 
-def guard(app: FastAPI, access: Access, count: Callable[[str, str, int, float], None]) -> None:
-    """Refuse requests of strangers, give every answer its headers, and count it.
-
-    Args:
-        app: The application.
-        access: Who may ask.
-        count: Called with the path, the method, the status and the seconds of each request.
-    """
+def guard(app: FastAPI, access: Access) -> None:
+    """Refuse requests of strangers, and give every answer its headers."""
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(access.hosts), www_redirect=False)
 
     @app.middleware("http")
     async def answer(request: Request, call_next: RequestResponseEndpoint) -> Response:
-        started, request_id = time.perf_counter(), uuid.uuid4().hex
+        request_id = uuid.uuid4().hex
         request.state.request_id = request_id
         response: Response
         try:
@@ -138,13 +130,11 @@ def guard(app: FastAPI, access: Access, count: Callable[[str, str, int, float], 
         except Problem as problem:
             response = problem.response(request_id)
         except ClientDisconnect:
-            response = Response(status_code=499)  # for /metrics, as nginx counts it
+            response = Response(status_code=499)  # which nobody reads
         except Exception:  # nothing of it is logged: its text may hold what the request held
             response = Problem(500, "an unexpected error").response(request_id)
         for name, value in {**HEADERS, "x-request-id": request_id}.items():
             response.headers.setdefault(name, value)
-        path, seconds = request.url.path, time.perf_counter() - started
-        count(path, request.method, response.status_code, seconds)
         return response
 
 
@@ -178,13 +168,11 @@ async def _refuse_strangers(request: Request, access: Access) -> None:
         )
 
 
-# ---- what all paths use: the thread of the model, the bodies that are held, and counts -------------------------------
+# ---- what all paths use: the thread of the model, and the bodies that are held ---------------------------------------
 
 
 Result = TypeVar("Result")
 JSON = "application/json"
-_METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH")
-_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 30)
 
 
 class ModelThread:
@@ -259,41 +247,13 @@ class Service:
 
     Args:
         predictor: Answers, in the model's thread.
-        paths: The paths that are counted by name; any other is counted as `other`.
         clock: Gives the present moment, as records write it: the local time, without a zone.
     """
 
-    def __init__(
-        self, predictor: Predictor, paths: tuple[str, ...], clock: Callable[[], datetime]
-    ) -> None:
-        self.predictor, self.model, self.paths = predictor, ModelThread(predictor.limits), paths
+    def __init__(self, predictor: Predictor, clock: Callable[[], datetime]) -> None:
+        self.predictor, self.model = predictor, ModelThread(predictor.limits)
         self.held_bytes = 0  # of all bodies that arrive or wait
         self.clock = clock
-        self._registry = prometheus.CollectorRegistry()
-        self._requests = prometheus.Counter(
-            "ehrseq_requests", "Requests", ["path", "method", "status"], registry=self._registry
-        )
-        self._seconds = prometheus.Histogram(
-            "ehrseq_request_seconds",
-            "Time from a request's head to the end of its answer",
-            ["path"],
-            buckets=_SECONDS,
-            registry=self._registry,
-        )
-        waiting = prometheus.Gauge(
-            "ehrseq_waiting", "Requests that wait for the model", registry=self._registry
-        )
-        waiting.set_function(lambda: self.model.waiting)
-
-    def metrics(self) -> bytes:
-        """The counts. Labels are paths, methods and statuses, never anything of a request."""
-        return prometheus.generate_latest(self._registry)
-
-    def count_request(self, path: str, method: str, status: int, seconds: float) -> None:
-        """Count a request."""
-        path = path if path in self.paths else "other"
-        self._requests.labels(path, method if method in _METHODS else "other", str(status)).inc()
-        self._seconds.labels(path).observe(seconds)
 
     def post(
         self,

@@ -21,8 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ehrsequencing.batches.device import on_device
-from ehrsequencing.batches.loader import Step, SubjectLoader
+from ehrsequencing.batches.loader import Step, SubjectLoader, on_device
 from ehrsequencing.config import TrainingConfig
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.signals import Stop, keep_freed_memory
@@ -187,22 +186,14 @@ class Training:
         """The steps of an epoch that are left."""
         losses = Losses(self.device, scale=self.objective.divisor, where=where)
         last = state.history[-1][f"tuning_{self.objective.word}"] if state.history else None
-        parts: list[Tensor] = []  # losses of the batches of one step
-        terms = 0
         for batch in on_device(self.batches(steps[state.step :]), self.device):
-            if not parts:
-                self.begin_step(state)
-            parts.append(self.add_gradients(batch))
-            terms += self.objective.terms(batch)
-            if not batch.is_last:
-                continue
-            loss, count = torch.stack(parts).sum(), torch.tensor(terms)
+            self.begin_step(state)
+            loss, count = self.add_gradients(batch), torch.tensor(self.objective.terms(batch))
             if self.processes.several:
                 loss, count = self.sum_over_processes(loss, count)
             self.update(state)
             losses.add(state, loss, count)
-            state.step, parts, terms = state.step + 1, [], 0
-
+            state.step += 1
             if state.step < len(steps) and self.is_save_due:
                 losses.read(state)
                 self.save(state)
@@ -248,13 +239,9 @@ class Training:
         )
 
     def batches(self, steps: list[Ints]) -> Iterator[Step]:
-        """The batches of some steps: one a step, or the parts of a long record; of several processes, one's share."""
+        """The batch of each of some steps; of several processes, one's share, which may be an empty batch."""
         for subjects in steps:
-            mine = self.processes.share(subjects)
-            if len(mine):
-                yield from self.loader.steps(mine, visit_budget=self.settings.visit_budget)
-            else:
-                yield self.loader.collate(mine)  # fewer subjects than processes: an empty batch
+            yield self.loader.collate(self.processes.share(subjects))
 
     def begin_step(self, state: TrainingState) -> None:
         """Seed the step's dropout and masks by its number alone, and of several processes by the rank."""

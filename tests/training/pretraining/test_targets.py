@@ -5,10 +5,7 @@ import math
 import numpy as np
 from hypothesis import given, settings, strategies as st
 
-from ehrsequencing.batches.loader import SubjectLoader
-from ehrsequencing.batches.reach import Reach
-from ehrsequencing.records.timelines import TaskRecords
-from ehrsequencing.training.pretraining.targets import TargetCodes, times_to_codes, visit_rows
+from ehrsequencing.training.pretraining.targets import TargetCodes, times_to_codes
 from helpers.visits import Record, timelines_of
 
 NUMBER = np.array([-1, -1, 0, 1, 2, -1, 1])  # of tokens 0 … 6: 5 is excluded, 6 is a joint token of 3's code
@@ -52,24 +49,3 @@ def test_what_comes_is_what_a_slow_reader_finds(records: list[Record]) -> None:
     assert pairs == sorted(expected)
     np.testing.assert_allclose(found.days, [expected[pair] for pair in pairs], rtol=1e-6)
     np.testing.assert_allclose(found.stop_days, stops, rtol=1e-6)
-
-
-def test_a_cut_of_the_record_changes_no_target() -> None:
-    """The parts of a long record ask about some visits at a time."""
-    rng = np.random.default_rng(0)
-    record: Record = tuple(
-        (float(day), tuple((int(t), float(r)) for t, r in zip(rng.integers(1, 7, 3), rng.normal(size=3), strict=True)))
-        for day in range(40)
-    )
-    timelines = timelines_of([record])
-    loader = SubjectLoader(TaskRecords(timelines, visit_rows(timelines)), reach=Reach(layers=1, window=4))
-    whole = times_to_codes(timelines, np.arange(40), CODES)
-    rows: list[int] = []
-    for step in loader.steps(np.array([0]), visit_budget=8):
-        part = times_to_codes(timelines, step.rows, CODES)
-        mine = np.isin(whole.chosen, step.rows)
-        assert np.array_equal(step.rows[part.chosen], whole.chosen[mine])
-        assert np.array_equal(part.days, whole.days[mine[whole.row]])
-        assert step.batch.codes_per_visit[step.positions].tolist() == [3] * len(step.rows)
-        rows += step.rows.tolist()
-    assert rows == list(range(40))

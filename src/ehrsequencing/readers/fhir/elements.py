@@ -233,6 +233,7 @@ def extensions(value: Any, path: str, ending: str) -> list[Any]:
 def certainty_of(concept: Any) -> str:
     """How certain a diagnosis is, as its status says, or the extension of ICD-10-GM: provisional, absent or empty."""
     said = texts(concept, "verificationStatus.coding.code")
+    said += texts(concept, "verificationStatus.text")
     for path in ("coding.extension", "extension", "code.coding.extension", "code.extension"):
         found = extensions(concept, path, "icd-10-gm-diagnosesicherheit")
         said += texts(found, "valueCoding.code") if found else ()

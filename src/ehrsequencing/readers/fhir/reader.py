@@ -65,7 +65,7 @@ _LATEST_ISSUE = pa.scalar(timedelta(days=90))
 _FEW_ISSUED = 20
 _EVENT, _ISSUED = (pa.scalar(int(role), pa.int8()) for role in (Role.EVENT, Role.ISSUED))
 # what becomes of a resource, and of those inside it too
-_SHARED = ("not_done", "modified", *LOST[1:])
+_SHARED = ("not_done", "modified", "of_another", "adjusted", *LOST[1:])
 
 # type and role of a row → its times → the elements that hold them
 _ELEMENTS: dict[tuple[str, Role], dict[str, str]] = {

@@ -22,7 +22,14 @@ from ehrsequencing.core.errors import EhrseqError, install
 from ehrsequencing.readers.cells import NO_TEXT, Block
 from ehrsequencing.readers.import_report import TableCounts
 from ehrsequencing.readers.registry import Import
-from ehrsequencing.readers.rows import END_SUFFIX, PART_SUFFIX, CodeFacts, clean_codes, joined
+from ehrsequencing.readers.rows import (
+    END_SUFFIX,
+    PART_SUFFIX,
+    TERMS,
+    CodeFacts,
+    clean_codes,
+    joined,
+)
 from ehrsequencing.readers.table_files import BLOCK_ROWS, SourceTable, lower_names
 from ehrsequencing.records.codes import PROVISIONAL
 
@@ -194,8 +201,8 @@ VOCABULARY_TABLES = {
     ),
     "concept_relationship": ("concept_id_1", "concept_id_2", "relationship_id", "invalid_reason"),
 }
-# Concepts that every OMOP database uses, even without a row in its table concept: code and description.
-KNOWN = {8507: ("Gender//M", "MALE"), 8532: ("Gender//F", "FEMALE")}
+# concepts that OMOP databases use even without a row in their table concept: code and description
+KNOWN = {int(number): fact for number, fact in TERMS["omop"]["concepts"].items()}
 
 
 class Concepts:

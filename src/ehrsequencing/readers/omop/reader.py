@@ -62,6 +62,7 @@ TABLES = (*_PERSONS_TABLES, *VOCABULARY_TABLES)
 # names of files with custom concepts
 _ALIASES = {"2b_concept": "concept", "2b_concept_relationship": "concept_relationship"}
 _PERSON_CONCEPTS = ("gender", "race", "ethnicity")
+_NUMBER = "person_source_value"  # of a person's record
 _BIRTH_PARTS = ("year_of_birth", "month_of_birth", "day_of_birth")
 _TERMS = TERMS["omop"]
 _DISCHARGES = ("discharged_to", "discharge_to")  # of CDM 5.4 and 5.3
@@ -201,7 +202,7 @@ def _columns(name: str) -> list[str]:
     spec, columns = EVENT_TABLES.get(name), ["person_id", *_dates(name)]
     stems = _PERSON_CONCEPTS if name == "person" else (spec.concept,) if spec else ()
     columns += [f"{stem}{kind}_concept_id" for stem in stems for kind in ("", "_source")]
-    columns += _BIRTH_PARTS if name == "person" else ()
+    columns += (*_BIRTH_PARTS, _NUMBER) if name == "person" else ()
     columns += ("visit_occurrence_id",) if spec else ()
     columns += _VALUED if spec and spec.valued else ()
     if spec and spec.role is Role.BEGUN:
@@ -223,7 +224,7 @@ def _columns(name: str) -> list[str]:
 
 def _read_tables(tables: Tables, job: Import, add: Callable[[pa.Table], None]) -> Concepts:
     """Add the rows of all tables of persons; returns the concepts that they use."""
-    concepts = Concepts(tables, job)
+    concepts, numbers = Concepts(tables, job), [pa.array([], pa.string())]
     for counts in job.tables([name for name in _PERSONS_TABLES if name in tables]):
         name, files = counts.name, tables[counts.name]
         spec, dates = EVENT_TABLES.get(name), _dates(name)
@@ -235,12 +236,19 @@ def _read_tables(tables: Tables, job: Import, add: Callable[[pa.Table], None]) -
                 add(_events(block, base, spec, concepts, job))
             elif name == "person":
                 _refuse_names(block)
+                numbers += pc.drop_null(block.name(_NUMBER)).chunks
                 add(_persons(block, base, concepts))
             elif name == "death":
                 add(make_rows(Role.DEATH, base, DEATH, time=_moment(block, "death")))
             else:
                 start, end = (_moment(block, stem) for stem in _STEMS[name])
                 add(make_rows(Role.OBSERVED, base, PERIOD_START, time=start, end=end))
+    counts = pc.value_counts(pa.chunked_array(numbers))
+    job.report.counts["shared_number"] += sum(
+        one["counts"]
+        for one in counts.filter(pc.greater(counts.field("counts"), 1)).to_pylist()
+        if not re.fullmatch(TERMS["fhir"]["identity"]["placeholder"], one["values"].lower())
+    )
     return concepts
 
 

@@ -13,8 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ehrsequencing.batches.device import on_device
-from ehrsequencing.batches.loader import Step, SubjectLoader
+from ehrsequencing.batches.loader import Step, SubjectLoader, on_device
 from ehrsequencing.config import ModelConfig, TrainingConfig
 from ehrsequencing.config.base import objective
 from ehrsequencing.core.arrays import Floats, Ints

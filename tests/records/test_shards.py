@@ -49,14 +49,6 @@ def test_any_number_of_processes_makes_the_same_bytes(sharded: Path, tmp_path: P
     assert len(np.load(tmp_path / "out-2" / "visits" / "train" / "codes.npy")) > 100
 
 
-def test_a_backend_of_joblib_that_the_caller_chose_makes_the_same_bytes(
-    sharded: Path, of_one_process: dict[str, bytes], tmp_path: Path
-) -> None:
-    with joblib.parallel_config("threading", n_jobs=2):
-        prepare(sharded, tmp_path / "set", study=STUDY, tasks=[TASK])
-    assert everything(tmp_path / "set") == of_one_process
-
-
 def refusal(data: Path, out: Path, processes: int) -> str:
     with pytest.raises(EhrseqError) as error:
         prepare(data, out, study=StudyConfig(), tasks=[TASK], processes=processes)

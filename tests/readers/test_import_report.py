@@ -227,3 +227,22 @@ def test_check_repeats_what_the_import_warned_of(tmp_path: Path) -> None:
     ehrseq("check", tmp_path / "meds", "--out", tmp_path / "check.json")
     warnings = json.loads((tmp_path / "check.json").read_text())["warnings"]
     assert any("import: 100 of 300 rows of condition_occurrence (33.3%) have a day and no clock" in w for w in warnings)
+
+
+@pytest.mark.parametrize("unreadable", ["the dead", "every third person"])
+def test_a_rule_that_acts_unequally_on_the_dead_is_a_warning(tmp_path: Path, unreadable: str) -> None:
+    persons = range(120)
+    bad = [person < 40 if unreadable == "the dead" else person % 3 == 0 for person in persons]
+    rows = [f"{i},201826,2015-01-02" for i in persons] + [f"{i},201826,soon" for i in persons if bad[i]]
+    tables = {
+        "person": lines("person_id,year_of_birth", [f"{i},1950" for i in persons]),
+        "condition_occurrence": lines("person_id,condition_concept_id,condition_start_date", rows),
+        "death": lines("person_id,death_date", [f"{i},2016-03-03" for i in range(40)]),
+    }
+    report = import_omop(str(write_tables(tables, tmp_path / "csv")), tmp_path / "meds")
+    assert report.people()["no_time"] == (40, 40 if unreadable == "the dead" else 14)
+    assert (report.subjects, report.deaths) == (120, 40)
+    said = [text for text in report.warnings() if "unequally" in text]
+    assert ["on 40 of 40 people who died and on 0 of 80 others" in text for text in said] == (
+        [True] if unreadable == "the dead" else []
+    )

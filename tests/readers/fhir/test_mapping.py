@@ -102,6 +102,26 @@ def test_an_assertion_dates_a_condition(kind: str) -> None:
     assert times(read(recorded, known="earliest")[0], "SNOMED") == [datetime(2010, 5, 1, 23, 59, 59)]
 
 
+FOCUS = [refer("Patient", "child")]
+
+
+@pytest.mark.parametrize(
+    ("resources", "codes"),
+    [
+        ([condition(recordedDate="2018-01-02", verificationStatus={"text": "Refuted"})], []),
+        (
+            [condition(recordedDate="2018-01-02", verificationStatus={"text": "provisional"})],
+            ["SNOMED//38341003//provisional"],
+        ),
+        ([lab(focus=FOCUS, contained=[lab()])], []),
+    ],
+    ids=["refuted in words", "provisional in words", "inside of another's"],
+)
+def test_statements_that_do_not_count_in_other_places(resources: list[Resource], codes: list[str]) -> None:
+    rows, _ = read(stay(), *resources)
+    assert [row["code"] for row in rows if row["code"].startswith(("SNOMED", "LOINC"))] == codes
+
+
 def test_parts_of_a_stay_are_no_stays_but_those_of_another_class_are() -> None:
     whole, ward = refer("Encounter", "s1"), refer("Encounter", "ward")
     parts = [

@@ -113,10 +113,36 @@ def test_nobody_known_to_be_dead_is_followed_as_alive(
 
 
 def test_many_deaths_without_a_date_are_refused_unless_the_task_says(tmp_path: Path) -> None:
-    with pytest.raises(EhrseqError, match="3 deaths if all died at their last sign of life, 1 if all are censored"):
+    with pytest.raises(
+        EhrseqError, match=r"0\.500 if all died at their last sign of life, 0\.167 if all are censored there \(2 people"
+    ):
         events_of(tmp_path, DEATH, *UNDATED, "0 LAB, 50 MEDS_DEATH", *ALIVE)
     few = ["- MEDS_DEATH, 0 LAB, 100 LAB", *["0 LAB, 50 MEDS_DEATH"] * 30, *ALIVE]
     assert events_of(tmp_path / "few", DEATH, *few) == {"censored": 3, "death": 31}
+
+
+def test_an_undated_death_that_ends_follow_up_is_not_counted_as_a_death(tmp_path: Path) -> None:
+    texts = [*UNDATED, "0 LAB, 50 MEDS_DEATH", *ALIVE]
+    events_of(tmp_path, {**DEATH, "deaths": {"undated": "censor"}}, *texts)
+    assert "death is no cause" not in (tmp_path / "said.txt").read_text()
+
+
+@pytest.mark.parametrize("day", ["308", "-57"], ids=["31 December", "1 January"])
+def test_a_filled_date_of_death_yields_to_a_stay_that_ended_by_it(tmp_path: Path, day: str) -> None:
+    text = f"0 ADMISSION, 7.5 DISCHARGE//DIED, {day} MEDS_DEATH"
+    events_of(tmp_path, DEATH, text, *ALIVE)
+    assert 7.5 in Prepared(tmp_path / "set").rows("t", "train").duration_days.tolist()
+
+
+def test_a_rule_that_acts_unequally_is_a_warning(tmp_path: Path) -> None:
+    alive, dead = ["0 LAB, 20 IN, 900 LAB"] * 60, ["0 LAB, 20 LAB, 50 MEDS_DEATH"] * 40
+    rules = {**DEATH, "index": {"code": ["IN", "LAB"]}, "eligibility": {"must_not_have": [{"code": "OLD"}]}}
+    old = [f"- OLD, {text}" for text in dead]
+    events_of(tmp_path, rules, *alive, *dead[:20], *old[:20])
+    said = (tmp_path / "said.txt").read_text()
+    assert "leaves out 20 of 40 people with death and 0 of 60 without" in said
+    events_of(tmp_path / "equal", rules, *alive, *dead)
+    assert "unequally" not in (tmp_path / "equal/said.txt").read_text()
 
 
 OUTLIVED = "0 LAB, 10.6 MEDS_DEATH, 40.4 VISIT, 80.4 VISIT, 200.4 VISIT"

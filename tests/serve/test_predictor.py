@@ -1,7 +1,6 @@
 """`POST /predict`: the answers of `ehrseq predict`, whatever the order of rows and whoever asks at the same time."""
 
 import random
-import re
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -155,15 +154,9 @@ def test_a_day_before_the_death_is_answered_as_of_then(client: Client, sim_rows:
     np.testing.assert_array_equal(curves(alive), curves(later))
 
 
-def test_version_health_and_metrics(client: Client, sim_rows: Rows) -> None:
-    rows = max(sim_rows.values(), key=len)
-    client.ask("POST", "/predict", {"rows": rows})
+def test_version_and_health(client: Client) -> None:
     assert client.ask("GET", "/health").json == {"status": "ok"}
     assert client.ask("GET", "/version").json["task"] == "simulated"
-    text = client.ask("GET", "/metrics").body.decode()
-    assert 'ehrseq_requests_total{method="POST",path="/predict",status="200"}' in text
-    labels = set(re.findall(r'[{,](\w+)="', text))
-    assert labels <= {"path", "method", "status", "le", "code"}
 
 
 REQUESTS = 1 if EXAMPLES < 200 else 200  # to each operation that takes a body, valid and not

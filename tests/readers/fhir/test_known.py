@@ -57,6 +57,7 @@ TWO: dict[str, list[Resource]] = {
 )
 def test_linked_records_are_one_person(records: list[Resource], n: int) -> None:
     assert people(*records)[0] == n
+    assert people(*records)[1]["two_births"] == 0
 
 
 def test_a_number_that_many_share_joins_nobody_and_is_said() -> None:

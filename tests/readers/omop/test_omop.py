@@ -5,7 +5,6 @@ import gzip
 import json
 import re
 import sqlite3
-import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import closing
@@ -223,17 +222,6 @@ def test_a_duckdb_file_of_another_version_is_refused_with_the_way_on(duckdb_file
     assert "EXPORT DATABASE 'FOLDER' (FORMAT parquet)" in error
 
 
-def test_an_export_of_duckdb_is_a_source(duckdb_file: Path, tmp_path: Path) -> None:
-    """What the message above advises."""
-    import duckdb
-
-    with duckdb.connect(str(duckdb_file)) as connection:
-        connection.execute(f"EXPORT DATABASE '{tmp_path / 'folder'}' (FORMAT parquet)")
-    import_omop(str(tmp_path / "folder"), tmp_path / "from_files")
-    import_omop(f"duckdb://{duckdb_file}", tmp_path / "from_database")
-    assert meds_rows(tmp_path / "from_files") == meds_rows(tmp_path / "from_database")
-
-
 @pytest.mark.parametrize("content", [b"", b"DUCK", b"PAR1" * 30, b"person_id\n1\n"], ids=repr)
 def test_a_file_that_is_no_duckdb(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "cdm.duckdb"
@@ -246,18 +234,6 @@ def test_a_sqlite_file_is_named(tmp_path: Path) -> None:
         connection.execute("CREATE TABLE person (person_id INT)")
         connection.commit()
     assert "is a SQLite file" in refused("import", "omop", f"duckdb://{tmp_path}/cdm.duckdb", tmp_path / "meds")
-
-
-def test_a_duckdb_file_that_is_open_elsewhere(duckdb_file: Path) -> None:
-    code = "import duckdb, sys; c = duckdb.connect(sys.argv[1]); print(flush=True); input()"
-    words = [sys.executable, "-c", code, str(duckdb_file)]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
-        assert other.stdin is not None
-        assert other.stdout is not None
-        other.stdout.readline()
-        error = refused("import", "omop", f"duckdb://{duckdb_file}", duckdb_file.parent / "meds")
-        other.stdin.close()
-    assert "(close it where it is open" in error
 
 
 def test_without_its_driver_the_extra_of_postgresql_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,3 +295,18 @@ def test_mimic_demo_against_a_plain_reading(real_data: Path, tmp_path: Path) -> 
     assert len(expected) > 10_000
     check = ehrseq("check", tmp_path / "meds", "visits.by=encounter", "visits.column=encounter_id")
     assert check.exit_code == 0, check.output
+
+
+def test_units_have_names_without_a_vocabulary_and_one_number_of_two_people_is_said(tmp_path: Path) -> None:
+    at = {"measurement_date": "2015-01-01", "measurement_concept_id": 3009201, "value_as_number": 2}
+    tables: Tables = {
+        "person": [
+            {"person_id": i, "year_of_birth": 1950, "person_source_value": "000" if i > 2 else "MRN-7"}
+            for i in range(1, 5)
+        ],
+        "measurement": [{"person_id": i, "unit_concept_id": unit, **at} for i, unit in ((1, 9040), (2, 9093))],
+    }
+    report = import_omop(str(write_csv(tables, tmp_path / "csv")), tmp_path / "meds")
+    codes = {row[2] for row in meds_rows(tmp_path / "meds")}
+    assert codes >= {"OMOP//3009201//m[IU]/L", "OMOP//3009201//u[IU]/mL"}
+    assert next(text for text in report.warnings() if "share a record number" in text).startswith("2 ")
