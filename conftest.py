@@ -34,16 +34,9 @@ def example_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("example")
-    simulate(
-        folder / "meds",
-        subjects=400,
-        seed=5,
-        config=busy_world(outcome_per_year=0.15, truth_futures=8),
-    )
+    simulate(folder / "meds", subjects=400, seed=5, config=busy_world(outcome_per_year=0.15, truth_futures=8))
     (folder / "task.yaml").write_text(_TASK)
-    data = eh.prepare(
-        folder / "meds", folder / "task.yaml", out=folder / "prepared", progress=False
-    )
+    data = eh.prepare(folder / "meds", folder / "task.yaml", out=folder / "prepared", progress=False)
     eh.fit(data, out=folder / "runs" / "hf", **_SECTIONS, progress=False)
     eh.evaluate(folder / "runs" / "hf", report=False, progress=False)
     return folder
@@ -51,14 +44,10 @@ def example_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _in_the_example_folder(
-    request: pytest.FixtureRequest,
-    doctest_namespace: dict[str, object],
-    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest, doctest_namespace: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
     """Examples that name files run in a folder that has them, with few simulations of right risks."""
-    is_example = isinstance(request.node, pytest.DoctestItem) and any(
-        n in request.path.as_posix() for n in _NEED_FILES
-    )
+    is_example = isinstance(request.node, pytest.DoctestItem) and any(n in request.path.as_posix() for n in _NEED_FILES)
     if not is_example:
         yield
         return

@@ -5,9 +5,7 @@ import pandas as pd
 import ehrsequencing as eh
 
 frame = pd.read_csv("flat.csv")  # id, day, albumin, sex, status: one row for each visit
-data, task = eh.from_table(
-    frame, subject="id", time="day", event="status", out="flat/", horizons=["200d", "300d"]
-)
+data, task = eh.from_table(frame, subject="id", time="day", event="status", out="flat/", horizons=["200d", "300d"])
 run = eh.run(
     data,
     task,

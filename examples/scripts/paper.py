@@ -15,20 +15,9 @@ run = eh.run(
     "sites/",
     "task.yaml",
     out="study/",
-    training={
-        "network": False
-    },  # trees and Cox alone, in a minute; leave it out to train the network too
-    splits={
-        "by": "site",
-        "column": "site",
-        "held_out_sites": ["DRUG//placebo"],
-        "train": 0.75,
-        "tuning": 0.25,
-    },
-    evaluation={
-        "tripod": "tripod.yaml",
-        "bootstrap": 200,
-    },  # what only the authors know: examples/tripod.yaml
+    training={"network": False},  # trees and Cox alone, in a minute; leave it out to train the network too
+    splits={"by": "site", "column": "site", "held_out_sites": ["DRUG//placebo"], "train": 0.75, "tuning": 0.25},
+    evaluation={"tripod": "tripod.yaml", "bootstrap": 200},  # what only the authors know: examples/tripod.yaml
 )
 ev, out = run.evaluation, Path("paper")
 out.mkdir()

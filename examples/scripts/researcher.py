@@ -18,9 +18,7 @@ class SaturatedMean(nn.Module):
 
 data = eh.prepare("meds/", task="task.yaml", out="prepared/")
 small = {"dim": 16, "heads": 2, "layers": 1, "visit_encoder": "saturated"}
-config = eh.ModelConfig(
-    vocab_size=len(data.vocabulary), causes=2, edges_days=(180.0, 730.5), **small
-)
+config = eh.ModelConfig(vocab_size=len(data.vocabulary), causes=2, edges_days=(180.0, 730.5), **small)
 model = eh.HierarchicalBEHRTForSurvival(config)
 model.start_at_rates(next(data.batches("train", visit_budget=10**6)))
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -40,11 +38,5 @@ batch = next(data.batches("held_out"))
 risk = batch.to_padded(model.risk(batch, horizons_days=[365.25])[:, 0, 0])  # (B, V)
 print(risk.shape, batch.padded().codes.shape)
 
-run = eh.fit(
-    data,
-    out="runs/saturated",
-    model=small,
-    training={"epochs": 2, "min_steps": 4, "blend": False},
-    seed=0,
-)
+run = eh.fit(data, out="runs/saturated", model=small, training={"epochs": 2, "min_steps": 4, "blend": False}, seed=0)
 print(eh.compare(["runs/hf", run], bootstrap=20).table().to_markdown())

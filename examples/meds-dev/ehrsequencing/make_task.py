@@ -16,17 +16,13 @@ TASKS = Path(__file__).resolve().parent / "tasks"
 
 def task_names() -> list[str]:
     """MEDS-DEV's names of the tasks that have a file here, as `readmission/general_hospital/30d`."""
-    return sorted(
-        path.relative_to(TASKS).with_suffix("").as_posix() for path in TASKS.rglob("*.yaml")
-    )
+    return sorted(path.relative_to(TASKS).with_suffix("").as_posix() for path in TASKS.rglob("*.yaml"))
 
 
 def find_task(labels_dir: Path, output_dir: Path) -> str:
     """The task whose name is in MEDS_DEV_TASK or in one of the folders."""
     named = os.environ.get("MEDS_DEV_TASK", "")
-    places = (
-        [named] if named else [output_dir.resolve().as_posix(), labels_dir.resolve().as_posix()]
-    )
+    places = [named] if named else [output_dir.resolve().as_posix(), labels_dir.resolve().as_posix()]
     for place in places:
         found = [name for name in task_names() if f"/{name}/" in f"/{place}/"]
         if len(found) == 1:

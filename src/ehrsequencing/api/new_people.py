@@ -10,14 +10,13 @@ from ehrsequencing.api.progress import bar, stages
 from ehrsequencing.config import DataConfig, DriftConfig, validated
 from ehrsequencing.core.outputs import METRICS_FILE, MONITOR, output_file, refuse_existing
 from ehrsequencing.core.text import day_of
-from ehrsequencing.evaluation.monitor import Watch, monitor as watch
 from ehrsequencing.prediction.drift import Drift, compare_data
 from ehrsequencing.prediction.journal import Journal
 from ehrsequencing.prediction.run import Run, opened
-from ehrsequencing.reporting.monitor_page import prometheus, render_monitor
 
 if TYPE_CHECKING:
     from ehrsequencing.api.run import TrainedRun
+    from ehrsequencing.evaluation.monitor import Watch
 
 
 def drift(
@@ -77,7 +76,7 @@ def monitor(
     facts: Mapping[str, Any] | DataConfig | None = None,
     overwrite: bool = False,
     progress: bool = True,
-) -> Watch:
+) -> "Watch":
     """Say how good the predictions of a journal are today, before most of their outcomes are known.
 
     Args:
@@ -100,6 +99,10 @@ def monitor(
     Raises:
         EhrseqError: Journal, key, run and data do not belong together, or the journal is empty.
     """
+    # these load scipy, which drift does not need
+    from ehrsequencing.evaluation.monitor import monitor as watch
+    from ehrsequencing.reporting.monitor_page import prometheus, render_monitor
+
     beyond = _limits(limits, "monitor, limits")
     known = opened(run)
     pages = {Path(path): kind for path, kind in ((out, MONITOR), (metrics, METRICS_FILE)) if path}

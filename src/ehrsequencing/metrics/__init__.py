@@ -8,22 +8,23 @@ the rows that it takes), `discrimination`, `accuracy`, `calibration`, `registry`
 over subjects). `docs/metrics.md` has the definitions, the tie rules, and which library checks what.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ehrsequencing.core.elsewhere import missing_name, public
-from ehrsequencing.metrics import plain
-from ehrsequencing.metrics.plain import (
-    auc,
-    brier,
-    calibration_intercept,
-    calibration_slope,
-    concordance,
-    cumulative_incidence,
-    ici,
-    ipa,
-    net_benefit,
-    observed_over_expected,
-)
+
+if TYPE_CHECKING:
+    from ehrsequencing.metrics.plain import (
+        auc,
+        brier,
+        calibration_intercept,
+        calibration_slope,
+        concordance,
+        cumulative_incidence,
+        ici,
+        ipa,
+        net_benefit,
+        observed_over_expected,
+    )
 
 __all__ = [
     "auc",
@@ -39,9 +40,15 @@ __all__ = [
 ]
 
 
-for _name in __all__:
-    globals()[_name] = public(plain, _name)
-
-
 def __getattr__(name: str) -> Any:
-    raise missing_name(__name__, name, __all__)
+    """A function, on first use: they load scipy, which `ehrseq predict` does not need."""
+    if name not in __all__:
+        raise missing_name(__name__, name, __all__)
+    from ehrsequencing.metrics import plain
+
+    globals()[name] = public(plain, name)
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return __all__
