@@ -66,7 +66,7 @@ UNROUNDED: dict[str, Callable[..., Any]] = {
     "_attrition": list,
     "_followed": lambda row, at_risk: dict(row),
     "_counted": dict,
-    "_by_shown_events": lambda row, cells: row,
+    "by_shown_events": lambda row, cells: row,
 }
 
 
