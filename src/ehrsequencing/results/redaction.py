@@ -107,6 +107,7 @@ def redact(result: Exact | Shared, *, decimals: bool = True) -> Shareable[Shared
             }
             for row in exact["incidence"]
         ],
+        "trajectories": [],
         "inputs": inputs,
         "checks": _counted({name: exact["checks"].get(name) for name in CHECKS}),
         **{name: make(whole[name]) if whole[name] else None for name, make in parts.items()},
