@@ -15,6 +15,7 @@ from ehrsequencing.reporting.chart import Curve, Estimate, Figure, ticks
 from ehrsequencing.reporting.patient import (
     Patient,
     lanes_of,
+    moved,
     patient_figure,
     patient_of,
 )
@@ -285,6 +286,22 @@ def test_the_first_record_of_a_code_is_marked() -> None:
     assert [(day, new) for day, _, new in lanes["laboratory"]] == [(-10.0, True), (300.0, False)]
     many = replace(PATIENT, visits=[{"day": 0.0, "codes": [f"KIND{k}//X" for k in range(9)]}])
     assert len(lanes_of(many)) == 5
+
+
+def test_explained_changes_name_the_codes_that_moved_the_risk() -> None:
+    parts = [
+        {"code": None, "codes": 0, "change": -0.01},
+        {"code": "DX//I10", "codes": 1, "change": 0.2},
+        {"code": None, "codes": 4, "change": 0.04},
+        {"code": "RX//B", "codes": 1, "change": -0.03},
+    ]
+    change = moved({"day": 100.0, "before": 0.1, "after": 0.3, "parts": parts}, PATIENT.descriptions)
+    assert change.codes == [
+        ("Hypertension", "+20.0"),
+        ("4 other codes together", "+4.0"),
+        ("RX//B", "\N{MINUS SIGN}3.0"),
+    ]
+    assert change.more == 1
 
 
 def test_a_file_of_predictions_has_no_whole_curve() -> None:

@@ -4,12 +4,19 @@ A run and a population go in, rows of `trajectories` come out. Subjects get lett
 index instead of dates. The rows are individual data: they never enter a file that may be shared.
 """
 
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 
 from ehrsequencing.config import TaskConfig, format_days
 from ehrsequencing.core.arrays import Floats, Ints
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.rivals import Evaluated
+from ehrsequencing.explain import Question, change, subject_records
+from ehrsequencing.prediction.predict import NewRecords
 from ehrsequencing.predictors.predictor import member_band
 from ehrsequencing.records.codes import read_descriptions
 from ehrsequencing.records.events import DAY_US
@@ -19,6 +26,7 @@ from ehrsequencing.results.result_types import Trajectory
 LONGEST_TRAJECTORY = 40  # prediction times, and visits before the last of them
 CURVE_POINTS = 40  # of a whole risk curve
 SIMULATED_TRAJECTORIES = 4  # nobody else is shown
+MOVES = 3  # changes of the risk that are explained
 CURVES = 5  # prediction times whose whole curve is kept
 # share of the main horizon that must be left before the event or the end at the time that is shown
 LEFT_TO_SEE = 0.25
@@ -52,6 +60,9 @@ def trajectories(
         _add_visits(row, subject, records, source, known)
         if source.run is not None and source.is_curve:
             _add_curves(row, subject, records, source)
+    if source.run is not None and source.is_curve and population.source is not None:
+        question = Question.for_run(source.run, horizon_days=horizon_days)
+        _add_moves(rows, chosen, records, question, population.source)
     return rows
 
 
@@ -150,3 +161,51 @@ def _add_curves(row: Trajectory, subject: int, records: TaskRecords, source: Eva
             name: {"low": low[e].round(4).tolist(), "high": high[e].round(4).tolist()}
             for e, name in enumerate(source.task.causes)
         }
+
+
+def _add_moves(
+    rows: list[Trajectory],
+    chosen: Sequence[int],
+    records: TaskRecords,
+    question: Question,
+    data: Path,
+) -> None:
+    """Add `moves`: the largest changes of the risk in question up to `now`, and which codes made them.
+
+    The parts of a change add up to it (`explain/deletions.py`). Without the records there are no moves.
+    """
+    ids = [int(records.timelines.subject_id[subject]) for subject in chosen]
+    try:
+        record_of = {
+            record.subject_id: record
+            for record in subject_records(
+                NewRecords(question.run, data, only=frozenset(ids)), set(ids)
+            )
+        }
+    except EhrseqError:
+        return
+    for row, subject, who in zip(rows, chosen, ids, strict=True):
+        if who not in record_of:
+            continue
+        own = _own(records.rows, subject)[: row["now"] + 1]
+        places = np.searchsorted(record_of[who].prediction_us, records.rows.prediction_us[own])
+        at = row["horizons_days"].index(row["risk_horizon_days"])
+        risk = [risks[at] for risks in row["curves"][question.cause_name]][: row["now"] + 1]
+        largest = sorted(np.argsort(-np.abs(np.diff(risk)), kind="stable")[:MOVES].tolist())
+        row["moves"] = []
+        for k in largest:
+            if places[k + 1] != places[k] + 1:
+                continue
+            before, after, moved = change(question, record_of[who], row=int(places[k + 1]))
+            parts: list[dict[str, Any]] = [
+                {"code": part.code, "codes": part.codes, "change": round(part.change, 5)}
+                for part in moved
+            ]
+            row["moves"].append(
+                {
+                    "day": row["times_days"][k + 1],
+                    "before": round(before, 5),
+                    "after": round(after, 5),
+                    "parts": parts,
+                }
+            )

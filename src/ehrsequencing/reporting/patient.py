@@ -9,7 +9,7 @@ from typing import Any
 
 from ehrsequencing.config import DAYS_PER_YEAR
 from ehrsequencing.reporting.chart import Chart, Figure, ticks
-from ehrsequencing.reporting.wording import duration, percent, percent_mark, plain
+from ehrsequencing.reporting.wording import duration, number, percent, percent_mark, plain
 from ehrsequencing.results.result_types import Trajectory
 
 WIDTH, MOST_LANES, LANE = 560.0, 5, 17.0
@@ -47,6 +47,7 @@ class Patient:
         event: Day since the index and name of what happened then; None where nothing is known.
         censored: Whether `event` is the end of follow-up and not an event.
         descriptions: Words for codes.
+        moves: The largest changes of the risk, each with the parts that add up to it, where they were explained.
     """
 
     times_days: Sequence[float]
@@ -59,6 +60,7 @@ class Patient:
     event: tuple[float, str] | None = None
     censored: bool = False
     descriptions: Mapping[str, str] = field(default_factory=dict)
+    moves: Sequence[dict[str, Any]] = ()
 
 
 def patient_of(row: Trajectory) -> Patient:
@@ -81,6 +83,7 @@ def patient_of(row: Trajectory) -> Patient:
         event=(event["day"], event["cause"] or "end of follow-up"),
         censored=event["cause"] is None,
         descriptions=row["descriptions"],
+        moves=row.get("moves", ()),
     )
 
 
@@ -295,3 +298,35 @@ def _marks(
                     style="seen" if is_new else "again",
                 )
                 chart.rows.append((f"{day / per:.3g}", kind, words))
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Where the risk moved from one prediction time to the next, and which codes moved it.
+
+    Attributes:
+        day: Of the later one, since the index.
+        before: The risk at the earlier one.
+        after: The risk at the later one.
+        codes: At most three in words, with their parts of the change in percentage points.
+        more: How many others.
+    """
+
+    day: float
+    before: float
+    after: float
+    codes: list[tuple[str, str]]
+    more: int
+
+
+def moved(row: dict[str, Any], descriptions: Mapping[str, str]) -> Moved:
+    """A change of the risk in words."""
+    parts = sorted(row["parts"], key=lambda part: -abs(part["change"]))
+    codes = []
+    for part in parts[:3]:
+        name = words_of(part["code"], descriptions) if part["code"] else "time passing"
+        if part["code"] is None and part["codes"]:
+            name = f"{part['codes']} other codes together"
+        points = 100 * part["change"]
+        codes.append((name, number(points, "+.1f")))
+    return Moved(row["day"], row["before"], row["after"], codes, max(len(parts) - 3, 0))

@@ -99,7 +99,8 @@ class IncidenceRow(Place, Generic[N]):
 #: words, and the `event` (`day`; `cause`, None where it ended without one); `times_days` of prediction times since
 #: the index, their `kind`, and `now`, the number of the one that is shown in full; `curves`, cause → prediction time
 #: → risk by each of `horizons_days`; `visits` (`day`, `codes`) and `descriptions` of codes. Of a run also whole
-#: curves, `curve_days`, `curve_at` and `full`; of an ensemble a `band`.
+#: curves, `curve_days`, `curve_at` and `full`; `moves` (`day`, `before`, `after`, `parts` that add up to it); of an
+#: ensemble a `band`.
 Trajectory = dict[str, Any]
 
 Verdict = Literal["passed", "warning", "leak", "not_tested"]
