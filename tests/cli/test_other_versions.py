@@ -10,7 +10,7 @@ import pytest
 import ehrsequencing as eh
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.outputs import sealed
-from helpers.command_line import TASK, ehrseq, refused
+from helpers.command_line import ehrseq, refused
 
 SAYS = "was made by ehrsequencing 1.0.0, which alone reads it"
 
@@ -63,11 +63,6 @@ def test_a_prepared_set(sim_run: Path, sim_prepared: Path, tmp_path: Path) -> No
         eh.load(prepared)
 
 
-def test_records_that_ehrseq_wrote(sim_data: Path, tmp_path: Path) -> None:
-    data = as_first_version(sim_data, tmp_path / "data")
-    assert SAYS in refused("check", data)
-
-
 def test_predictions(sim_run: Path, sim_data: Path, tmp_path: Path) -> None:
     risks, older = tmp_path / "risks.parquet", tmp_path / "older.parquet"
     assert ehrseq("predict", sim_run, sim_data, "--out", risks).exit_code == 0
@@ -76,19 +71,3 @@ def test_predictions(sim_run: Path, sim_data: Path, tmp_path: Path) -> None:
     pq.write_table(table.replace_schema_metadata({b"ehrsequencing.version": b"1.0.0"}), older)
     command = ("score", older, sim_data, "--task", sim_data / "task.yaml", "--out", tmp_path / "out")
     assert SAYS in refused(*command)
-
-
-def test_overwrite_names_the_version_too(sim_run: Path, sim_data: Path, sim_prepared: Path, tmp_path: Path) -> None:
-    """What 1.x wrote is no stranger's folder, and is not replaced: this version cannot tell whether it is whole."""
-    run, prepared = as_first_version(sim_run, tmp_path / "run"), as_first_version(sim_prepared, tmp_path / "set")
-    (tmp_path / "task.yaml").write_text(TASK)
-    for command in (
-        ("train", sim_prepared, "--out", run),
-        ("pretrain", sim_prepared, "--out", run),
-        ("update", sim_run, sim_data, "--out", run),
-        ("prepare", sim_data, "--task", tmp_path / "task.yaml", "--out", prepared),
-    ):
-        assert SAYS in refused(*command, "--overwrite"), command
-    (run / "mine.txt").write_text("years of work")
-    assert SAYS in refused("export", sim_run, "--out", run, "--overwrite")
-    assert (run / "mine.txt").is_file()

@@ -30,7 +30,7 @@ SETTINGS = {
     ),
     "pretraining": "objectives",
     "transfer": "mode",
-    "drift": "numbers people",
+    "drift": "people",
     "evaluation": ("baselines bootstrap seed subjects decision_thresholds tuning_trials tripod"),
 }
 

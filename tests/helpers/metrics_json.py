@@ -380,10 +380,6 @@ def _inputs(metrics: dict[str, Any]) -> dict[str, Any]:
     rates = {
         "unknown_token_rate": 0.0123,
         "unknown_age_rate": 0.0021,
-        "no_visit_before_rate": 0.18,
-        "codes_per_visit": 11.4,
-        "visits_per_subject": 27.9,
-        "numeric_value_rate": 0.63,
     }
     return {
         "by_split": {
@@ -391,7 +387,7 @@ def _inputs(metrics: dict[str, Any]) -> dict[str, Any]:
                 "subjects": n,
                 "prediction_times": 17 * n,
                 **rates,
-                "people": {"unknown_age_rate": [n // 100, n], "no_visit_before_rate": [n // 4, n]},
+                "people": {"unknown_age_rate": [n // 100, n], "unknown_token_rate": [n // 4, n]},
             }
             for s, n in metrics["data"]["subjects"].items()
         }

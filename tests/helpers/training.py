@@ -11,7 +11,6 @@ from ehrsequencing.training.fit import fit
 from ehrsequencing.training.loop import Progress, ShowProgress
 from ehrsequencing.training.plan import Plan
 from ehrsequencing.training.processes import ALONE, Processes
-from ehrsequencing.training.run_folder import BEGUN
 from ehrsequencing.training.train import Trainer
 from ehrsequencing.training.transfer import Pretrained
 
@@ -70,10 +69,6 @@ def train(prepared: Path, out: Path, *settings: str, resume: bool = False) -> No
 
 class Interrupted(Exception):
     """Stops a training run from its progress callback."""
-
-
-def is_saving(out: Path) -> bool:
-    return any(path.name != BEGUN for path in out.glob("checkpoints/*"))
 
 
 def raise_at(stop_at: int) -> Callable[[Progress], None]:

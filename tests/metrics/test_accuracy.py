@@ -253,17 +253,6 @@ def test_discrimination_sees_only_ranks_and_turns_round_with_them(seed: int) -> 
         np.testing.assert_allclose(metric(scored(reversed_)), 1.0 - value, rtol=0, atol=1e-12)
 
 
-@settings(max_examples=20, deadline=None)
-@given(seeds, seeds)
-def test_the_order_of_rows_is_nothing(seed: int, shuffle: int) -> None:
-    sample = random_sample(seed)
-    order = np.random.default_rng(shuffle).permutation(len(sample.cause))
-    straight = metric_table(sample.duration, sample.cause, sample.risk, sample.horizons)
-    shuffled = metric_table(sample.duration[order], sample.cause[order], sample.risk[order], sample.horizons)
-    for name in straight:
-        np.testing.assert_allclose(shuffled[name], straight[name], rtol=0, atol=1e-10, err_msg=name)
-
-
 @settings(max_examples=30, deadline=None)
 @given(seeds)
 def test_predicting_the_observed_incidence_has_no_skill_and_no_discrimination(seed: int) -> None:

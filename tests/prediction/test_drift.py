@@ -380,7 +380,7 @@ def test_the_command_says_in_json_what_it_found(run: Path, tmp_path: Path) -> No
     assert len(str(found).splitlines()) <= 10
     assert found.to_frame().iloc[0].kind == "unit"
     assert "is not a folder" in refused("drift", run, tmp_path / "nowhere")
-    assert "drift.numbers" in refused("drift", run, data, "drift.numbers=2")
+    assert "drift.people" in refused("drift", run, data, "drift.people=2")
 
 
 def test_the_command_needs_no_torch(run: Path, tmp_path: Path) -> None:

@@ -109,6 +109,7 @@ def load_study(
 # nothing; `ANY`: each does. With another value they are unknown, and `core/elsewhere.toml` says what to use.
 ANY = object()
 FORMER: Mapping[str, Any] = {
+    "drift.numbers": 0.3,
     "evaluation.explained_subjects": ANY,
     "evaluation.recalibrate": False,
     "evaluation.trajectories": ANY,

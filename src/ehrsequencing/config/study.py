@@ -118,8 +118,6 @@ class EvaluationConfig(Settings):
 class DriftConfig(Settings):
     """From where on a difference between new people and training people is an alarm (docs/production.md)."""
 
-    # mean share of a person's numbers of a code outside the 1st to 99th percentile of the training people's
-    numbers: float = Field(default=0.3, gt=0, le=1)
     # difference of the shares of people with a code, or distance between two distributions; 1: never
     people: float = Field(default=0.3, gt=0, le=1)
 

@@ -289,45 +289,30 @@ def input_rates(records: TaskRecords, vocabulary: Vocabulary) -> dict[str, objec
         vocabulary: The one that encoded them.
 
     Returns:
-        `subjects`, `prediction_times`; `unknown_token_rate` and `numeric_value_rate` (of tokens in visits),
-        `unknown_age_rate` and `no_visit_before_rate` (of prediction times), `codes_per_visit`, `visits_per_subject`;
-        None where there is nothing to divide by.
+        `subjects`, `prediction_times`, `unknown_token_rate` (of tokens in visits) and `unknown_age_rate` (of prediction
+        times); None where there is nothing to divide by.
     """
     lines, rows = records.timelines, records.rows
     subjects = np.flatnonzero(np.diff(rows.row_offsets))
-    ageless, first = np.isnan(rows.age_years), np.asarray(rows.visits_before) == 0
+    ageless = np.isnan(rows.age_years)
     last = rows.row_offsets[subjects + 1] - 1
     first_visit = lines.subject_offsets[subjects]
-    stop_visit = first_visit + rows.visits_before[last]
-    begin, end = lines.visit_offsets[first_visit], lines.visit_offsets[stop_visit]
-    unknown, numeric = np.zeros((2, len(subjects)), np.int64)
+    begin = lines.visit_offsets[first_visit]
+    end = lines.visit_offsets[first_visit + rows.visits_before[last]]
+    unknown = np.zeros(len(subjects), np.int64)
     for k, (start, stop) in enumerate(zip(begin.tolist(), end.tolist(), strict=True)):
         unknown[k] = vocabulary.is_unknown(lines.codes[start:stop]).sum()
-        numeric[k] = (~np.isnan(lines.values[start:stop, 0])).sum()
-    tokens, visits = int((end - begin).sum()), int((stop_visit - first_visit).sum())
-    sides = {
-        name: [len(np.unique(rows.subject[side])) for side in (some, ~some)]
-        for name, some in (("unknown_age_rate", ageless), ("no_visit_before_rate", first))
-    }
-    sides |= {
-        name: [int(np.sum(count > 0)), int(np.sum(end - begin > count))]
-        for name, count in (("unknown_token_rate", unknown), ("numeric_value_rate", numeric))
-    }
-
-    def rate(part: int, whole: int) -> float | None:
-        return part / whole if whole else None
-
+    tokens = int((end - begin).sum())
     return {
         "subjects": len(subjects),
         "prediction_times": len(rows),
-        "unknown_token_rate": rate(int(unknown.sum()), tokens),
-        "unknown_age_rate": rate(int(ageless.sum()), len(rows)),
-        "no_visit_before_rate": rate(int(first.sum()), len(rows)),
-        "codes_per_visit": rate(tokens, visits),
-        "visits_per_subject": rate(visits, len(subjects)),
-        "numeric_value_rate": rate(int(numeric.sum()), tokens),
+        "unknown_token_rate": int(unknown.sum()) / tokens if tokens else None,
+        "unknown_age_rate": float(ageless.mean()) if len(rows) else None,
         # people with such a prediction time or token, and people with another one
-        "people": sides,
+        "people": {
+            "unknown_age_rate": [len(np.unique(rows.subject[at])) for at in (ageless, ~ageless)],
+            "unknown_token_rate": [int((unknown > 0).sum()), int((end - begin > unknown).sum())],
+        },
     }
 
 

@@ -30,7 +30,7 @@ from ehrsequencing.metrics.discrimination import wolbers_c
 from ehrsequencing.metrics.hazards import cumulative_incidence, expected_accuracy
 from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.metrics.sequential import START_EVERY, THRESHOLD, Evidence, evidence
-from ehrsequencing.prediction.drift import BROKEN, FEWEST_PEOPLE, Drift, compare
+from ehrsequencing.prediction.drift import BROKEN, FEWEST_PEOPLE, MANY_OUTSIDE, Drift, compare
 from ehrsequencing.prediction.journal import Journal, Night
 from ehrsequencing.prediction.predict import Encoder
 from ehrsequencing.prediction.run import Run
@@ -410,6 +410,6 @@ def _drifts(
         for one in recent.differences or ()
         # numbers are judged by the training people's: what was unusual a quarter ago is no news
         if one.kind != "numbers"
-        or before.outside[one.name] <= limits.numbers * max(before.judged[one.name], 1)
+        or before.outside[one.name] <= MANY_OUTSIDE * max(before.judged[one.name], 1)
     ]
     return trained, replace(recent, differences=None if recent.differences is None else kept)

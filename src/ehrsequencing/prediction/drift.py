@@ -43,6 +43,7 @@ FEWEST_PEOPLE, FEWEST_NUMBERS = 30, 20
 EXPECTED = 10.0  # people who should have a code: that nobody has it is then no chance
 # standard errors of chance: of a share, and of a distance between distributions
 SIGMAS, KS_SIGMAS = 4.0, 2.5
+MANY_OUTSIDE = 0.3  # mean share of a person's numbers of a code there, beyond which it is an alarm
 USUAL = 0.02  # share of the training people's numbers outside their 1st to 99th percentile
 MUCH_UNKNOWN = 0.5  # share of rows with a code that the run does not know
 MOST_NAMED = 5  # codes in one sentence
@@ -263,7 +264,7 @@ def compare(
         for name, own in named.items()
     ]
     found += [
-        *_numbers(people, limits),
+        *_numbers(people),
         *_codes(people, run, reference, parents, limits, is_cut=is_cut),
     ]
     unknown = Share.of(people.unknown_share, people.total)
@@ -300,14 +301,14 @@ def _distance(name: str, own: Sampled, trained: int, limit: float) -> Difference
     return Difference("people", name, rounded(size), medians[0], medians[1], bool(size > beyond))
 
 
-def _numbers(people: People, limits: DriftConfig) -> Iterator[Difference]:
+def _numbers(people: People) -> Iterator[Difference]:
     """Codes whose numbers lie outside the 1st to 99th percentile of the training people's."""
     vocabulary, in_groups = people.vocabulary, is_group(people.vocabulary)
     for code, n in people.judged.items():
         enough = n >= SMALLEST_COUNT and people.numbers[code] >= FEWEST_NUMBERS
         if enough and not in_groups[vocabulary.scale[vocabulary.index[code]]]:
             share = Share.of(people.outside[code], n)
-            most, is_alarm = share.most_from(0.0), share.least > limits.numbers
+            most, is_alarm = share.most_from(0.0), share.least > MANY_OUTSIDE
             size = rounded(max(most - USUAL, 0.0))
             yield Difference("numbers", code, size, USUAL, share.shown, is_alarm)
 

@@ -22,13 +22,9 @@ from ehrsequencing.reporting.wording import (
 )
 from ehrsequencing.results.result_types import Shared, SubgroupRow, place_of
 
-_INPUTS = {  # measure: (words, kind); people: a share of people or of their prediction times
-    "unknown_token_rate": ("recorded codes without a token", "tokens"),
-    "unknown_age_rate": ("prediction times without an age", "people"),
-    "no_visit_before_rate": ("prediction times with no visit before them", "people"),
-    "numeric_value_rate": ("tokens that carry a number", "tokens"),
-    "codes_per_visit": ("codes per visit, on average", "mean"),
-    "visits_per_subject": ("visits per subject, on average", "mean"),
+_INPUTS = {
+    "unknown_token_rate": "recorded codes without a token",
+    "unknown_age_rate": "prediction times without an age",
 }
 
 
@@ -45,24 +41,12 @@ def inputs(m: Shared, shown: Shown) -> dict[str, object]:
     by_split = m["inputs"]["by_split"]
     splits = list(by_split)
     rows = [
-        (
-            words,
-            [_input(by_split[s], name, kind) for s in splits],
-        )
-        for name, (words, kind) in _INPUTS.items()
+        (words, [share(by_split[s].get(name)) for s in splits])
+        for name, words in _INPUTS.items()
         if any(by_split[s].get(name) is not None for s in splits)
     ]
     sizes = [shown.get(("subjects", s), "–") for s in splits]
     return {"splits": splits, "sizes": sizes, "rows": rows}
-
-
-def _input(rates: Mapping[str, float | None], name: str, kind: str) -> str:
-    value = rates.get(name)
-    if kind == "people":
-        return share(value) if name in rates else "–"
-    if value is None:
-        return "–"
-    return percent(value) if kind == "tokens" else f"{value:.1f}"
 
 
 def immortal_time(m: Shared) -> list[tuple[str, ...]]:

@@ -287,8 +287,6 @@ def _inputs(inputs: Row) -> dict[str, Any]:
             for name in RATES
         }
         shown["prediction_times"] = shareable_count(shown["prediction_times"])
-        if shown["visits_per_subject"] is not None:
-            shown["visits_per_subject"] *= people / nearest(people)
         rates[split] = {"subjects": shareable_count(people), **shown}
     return {"by_split": rates}
 

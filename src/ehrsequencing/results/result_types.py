@@ -198,10 +198,6 @@ RATES = (  # of a split's inputs
     "prediction_times",
     "unknown_token_rate",
     "unknown_age_rate",
-    "no_visit_before_rate",
-    "codes_per_visit",
-    "visits_per_subject",
-    "numeric_value_rate",
 )
 
 Exact = Result[int]
