@@ -57,11 +57,12 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _quick_evaluations(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Sixty trees of a rival and twenty simulations of right risks, where these are not what is tested."""
+    """Sixty trees of a rival, twenty simulations of right risks and one person of a simulation, where these are not
+    what is tested."""
     if request.path.parent.name in WITHOUT_TORCH and request.path.stem not in EVALUATE:
         yield
         return
-    from ehrsequencing.evaluation import curves
+    from ehrsequencing.evaluation import curves, evaluate
     from ehrsequencing.predictors import boosted
 
     with pytest.MonkeyPatch.context() as patch:
@@ -69,6 +70,8 @@ def _quick_evaluations(request: pytest.FixtureRequest) -> Iterator[None]:
             patch.setattr(boosted, "MOST_TREES", 60)
         if request.path.stem != "test_comparison":
             patch.setattr(curves, "SIMULATIONS", 20)
+        if request.path.stem != "test_disclosure":
+            patch.setattr(evaluate, "SIMULATED_TRAJECTORIES", 1)
         yield
 
 

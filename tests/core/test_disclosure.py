@@ -4,6 +4,7 @@ import itertools
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from ehrsequencing.api.paper import accuracy_table
 from ehrsequencing.config import EvaluationConfig
 from ehrsequencing.core import disclosure
 from ehrsequencing.core.disclosure import enough_people, shareable_count, shareable_rate
-from ehrsequencing.evaluation.evaluate import evaluate
+from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
+from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.results import add_result, read_result, write_result
 from ehrsequencing.prediction.run import Run
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting.report import ANSWER, DETAILS, PAGES, render
 from ehrsequencing.reporting.share import model_card
 from ehrsequencing.reporting.terminal import metric_lines
@@ -66,7 +69,7 @@ UNROUNDED: dict[str, Callable[..., Any]] = {
     "_attrition": list,
     "_followed": lambda row, at_risk: dict(row),
     "_counted": dict,
-    "_by_shown_events": lambda row, cells: row,
+    "by_shown_events": lambda row, cells: row,
 }
 
 
@@ -106,7 +109,7 @@ def test_from_eleven_on_every_printed_number_stands_for_five_counts_or_more() ->
 
 def everything(subjects: int, seed: int, kind: dict[str, Any]) -> dict[str, Any]:
     """An exact result with every part that counts people."""
-    exact = complete(subjects=subjects, seed=seed, **kind)
+    exact = complete(subjects=subjects, seed=seed, **kind) | {"trajectories": []}
     landmarks, horizon = exact["landmarks_days"], exact["horizons_days"][-1]
     groups = [
         {
@@ -392,8 +395,12 @@ def test_a_path_of_this_machine_is_in_no_setting() -> None:
     assert told["task"]["index"]["file"] == "index.parquet"
 
 
-def test_unknown_keys_stay_behind() -> None:
-    assert "a key of tomorrow" not in redact(complete() | {"a key of tomorrow": [1, 2, 3]})
+def test_single_persons_and_unknown_keys_stay_behind() -> None:
+    exact = complete() | {"a key of tomorrow": [1, 2, 3]}
+    told = redact(exact)
+    assert exact["trajectories"]
+    assert told["trajectories"] == []
+    assert "a key of tomorrow" not in told
 
 
 # ---- the files -------------------------------------------------------------------------------------------------------
@@ -411,6 +418,7 @@ def test_exact_counts_are_in_a_file_that_only_its_owner_reads_and_nothing_needs(
     exact = json.loads((real_like / INDIVIDUAL).read_text())
     assert exact == json.loads(json.dumps(result))
     assert (real_like / INDIVIDUAL).stat().st_mode & 0o777 == 0o600
+    assert exact["trajectories"] == []
     told = json.loads((real_like / "metrics.json").read_text())
     assert told == json.loads(json.dumps(redact(result)))
     assert {INDIVIDUAL, "metrics.json"} <= set(Run(real_like).manifest["files"])
@@ -441,3 +449,15 @@ def test_a_simulation_has_no_people_to_hide(sim_run: Path, tmp_path: Path) -> No
     assert json.loads((run / "metrics.json").read_text()) == json.loads(json.dumps(result))
     assert not (run / INDIVIDUAL).exists()
     assert read_result(run) == json.loads(json.dumps(result))
+
+
+def test_single_people_are_drawn_for_simulations_only(sim_run: Path) -> None:
+    run = Run(sim_run)
+    store = Prepared(Path(run.manifest["prepared"]))
+    simulated = Population.of_split(store, run.task, "held_out")
+    settings = EvaluationConfig(baselines="none", bootstrap=0)
+    for is_simulated, count in ((True, 4), (False, 0)):
+        population = replace(simulated, is_simulated=is_simulated)
+        evaluation = Evaluation(run, population, prepared=store, settings=settings)
+        assert len(evaluation.result()["trajectories"]) == count
+        assert evaluation.context.frame()["data"]["simulated"] == is_simulated

@@ -73,6 +73,7 @@ def test_training_people_are_counted_as_people_beside_a_simulation(
     exact, shown = result["events"]["train"], told["events"]["train"]
     assert shown != exact
     assert all(count == "<11" or count % 5 == 0 for count in shown.values())
+    assert told["trajectories"] == []
 
 
 def read_result_of(folder: Path) -> dict[str, Any]:

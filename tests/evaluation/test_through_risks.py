@@ -68,6 +68,7 @@ PARTS = (
     "smooth_calibration",
     "decision",
     "incidence",
+    "trajectories",
     "oracle",
     "subgroups",
 )

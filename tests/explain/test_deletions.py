@@ -17,6 +17,9 @@ import pytest
 from ehrsequencing.core.arrays import hash_u64
 from ehrsequencing.core.disclosure import shareable_count
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.evaluation.examples import trajectories
+from ehrsequencing.evaluation.population import Population
+from ehrsequencing.evaluation.rivals import Evaluated
 from ehrsequencing.explain import (
     Edit,
     Question,
@@ -32,6 +35,7 @@ from ehrsequencing.explain.tables import CHANGE, OF_RANGE, explain_cohort
 from ehrsequencing.prediction.predict import NewRecords
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.predictors.network import code_attention
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from helpers.command_line import ehrseq
 from helpers.explained import record_of_events
@@ -165,6 +169,25 @@ def changed(question: Question, record: SubjectRecord, **arrays: Any) -> float:
     events = replace(record.record.events, **arrays)
     other = replace(record, record=replace(record.record, events=events))
     return float(question.of_copies(other, [np.ones(len(events), dtype=bool)], rows=[-1])[0, 0, 0])
+
+
+def test_the_moves_of_the_reports_patients_add_up(runs: dict[str, Run], sim_prepared: Path) -> None:
+    run = runs["network"]
+    population = Population.of_split(Prepared(sim_prepared), run.task, "held_out")
+    risk = run.predictor.risk(population.records, run.task.horizons)
+    middle = run.task.horizons[len(run.task.horizons) // 2]
+    rows = trajectories(Evaluated.of_run(run), population, risk, wanted=2, horizon_days=middle)
+    moves = [move for row in rows for move in row["moves"]]
+    assert moves
+    for row in rows:
+        for move in row["moves"]:
+            at = row["times_days"].index(move["day"])
+            assert at <= row["now"]
+            middle = len(run.task.horizons) // 2
+            assert move["after"] == pytest.approx(row["curves"]["outcome"][at][middle], abs=1e-4)
+            assert sum(part["change"] for part in move["parts"]) == pytest.approx(
+                move["after"] - move["before"], abs=1e-3
+            )
 
 
 def test_the_command_explains_a_subject_and_a_cohort(

@@ -123,6 +123,7 @@ def example(
         "metrics": _values(causes, landmarks, horizons, rng, undefined=undefined),
         "at_risk": at_risk,
         "smooth_calibration": [row for at, cause, h in places for row in _smooth((at, *cause, h), people)],
+        "trajectories": list(_trajectories(causes, horizons)),
         "history": [
             {
                 "epoch": e,
@@ -167,6 +168,38 @@ def _values(
                 row = {"value": 0.0, "low": None, "high": None}
             rows.append({**place, "metric": name, "reason": None, **row})
     return rows
+
+
+def _trajectories(causes: tuple[str, ...], horizons: tuple[float, ...]) -> Iterator[dict[str, Any]]:
+    for label, outcome, count in (
+        ("A", f"{causes[0]} at 3.2 y", 24),
+        ("B", "event-free, 6.0 y seen", 7),
+        ("C", "?", 1),
+    ):
+        times = (np.linspace(0, 3.1, count) ** 1.2 * YEAR).tolist()
+        rising = {
+            cause: [[float(1 - np.exp(-h / YEAR * 0.05 / (1 + k) * (1 + t / 400))) for h in horizons] for t in times]
+            for k, cause in enumerate(causes)
+        }
+        kinds = ["query", *(["visit"] * (count - 1))]
+        event = {"day": 1000.0, "cause": causes[0] if label == "A" else None}
+        last = {cause: [risks[-1]] for cause, risks in rising.items()}
+        yield {
+            "label": label,
+            "risk_horizon_days": horizons[len(horizons) // 2],
+            "outcome": outcome,
+            "times_days": times,
+            "kind": kinds,
+            "curves": rising,
+            "horizons_days": list(horizons),
+            "now": count - 1,
+            "event": event,
+            "curve_days": list(horizons),
+            "curve_at": [count - 1],
+            "full": last,
+            "visits": [],
+            "descriptions": {},
+        }
 
 
 # ------------------------------------------------------------------------------------------ what issue 5 added

@@ -2,6 +2,7 @@
 
 import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,14 @@ from hypothesis import example as for_example, given, settings, strategies as st
 from ehrsequencing.evaluation.context import QUESTIONS
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.reporting import figures, tables
-from ehrsequencing.reporting.chart import Curve, Estimate, ticks
+from ehrsequencing.reporting.chart import Curve, Estimate, Figure, ticks
+from ehrsequencing.reporting.patient import (
+    Patient,
+    lanes_of,
+    moved,
+    patient_figure,
+    patient_of,
+)
 from ehrsequencing.reporting.report import ANSWER, pages, render
 from helpers.metrics_json import MODELS, ORACLE, WIDE, complete, example
 from helpers.report_page import Page, svgs
@@ -100,6 +108,7 @@ def test_what_is_hostile_is_shown_as_text() -> None:
     metrics["config"] = {evil: {evil: [evil]}}
     metrics["task"]["index"]["code"] = ["re:" + evil]
     metrics["attrition"][1]["step"] = evil
+    metrics["trajectories"][0].update(label=evil, outcome=evil)
     metrics["metrics"].append({**metrics["metrics"][0], "metric": evil, "model": evil})
     for html in pages(metrics).values():
         assert "script" not in Page(html).tags
@@ -115,7 +124,7 @@ def test_nobody_is_named() -> None:
     metrics["checks"]["subject_ids"] = [987654321]
     metrics["subgroups"][0]["subject_id"] = metrics["decision"][0]["subject_id"] = 987654321
     metrics["external"] = {"data": "elsewhere", "subjects": 300, "subject_ids": [987654321]}
-    metrics["attrition"][0].update(subject_id=987654321, index_time="2031-07-06T08:00:00")
+    metrics["trajectories"][0].update(subject_id=987654321, index_time="2031-07-06T08:00:00")
     html = "".join(pages(metrics).values())
     for canary in ("987654321", "2031-07", "/home/somebody"):
         assert canary not in html
@@ -147,7 +156,7 @@ def test_oracle_panel_warns_only_of_a_leak() -> None:
 
 def test_bare_metrics_still_make_a_page() -> None:
     metrics = example()
-    for name in ("metrics", "at_risk", "smooth_calibration", "history", "attrition"):
+    for name in ("metrics", "at_risk", "smooth_calibration", "trajectories", "history", "attrition"):
         metrics[name] = []
     metrics["models"], metrics["config"] = ["ehrsequencing"], {}
     Page(render(metrics))
@@ -228,6 +237,79 @@ def test_the_truth_of_a_simulation_is_no_rival() -> None:
     }
     assert "difference" not in Page(render(seen, ANSWER)).text.split("Could it see")[0]
     assert "difference" in Page(render({**seen, "oracle": ORACLE}, ANSWER)).text.split("Could it see")[0]
+
+
+# ---- one patient's timeline with the risk curve: what is drawn, in words, and what the result tells of a subject -----
+
+
+PATIENT = Patient(
+    times_days=[0.0, 100.0, 300.0],
+    risk=[0.1, 0.3, 0.25],
+    horizon_days=365.25,
+    curve_days=[100.0, 365.25, 730.5],
+    curves={"stroke": [0.1, 0.25, 0.4], "death": [0.0, 0.05, 0.1]},
+    bands={"stroke": ([0.05, 0.2, 0.3], [0.2, 0.3, 0.5])},
+    visits=[
+        {"day": -10.0, "codes": ["DX//I10", "LAB//K"]},
+        {"day": 100.0, "codes": ["DX//I10", "DX//I48", "RX//B"]},
+        {"day": 300.0, "codes": ["LAB//K"]},
+    ],
+    event=(500.0, "stroke"),
+    descriptions={"DX//I48": "Atrial fibrillation", "DX//I10": "Hypertension"},
+)
+
+
+def words(figure: Figure) -> str:
+    root = ElementTree.fromstring(figure)
+    return " ".join(node.text or "" for node in root.iter() if node.tag in ("text", "desc", "title"))
+
+
+def test_a_patient_is_drawn_with_words_for_codes_the_event_and_bands() -> None:
+    figure = patient_figure(PATIENT, title="Patient A")
+    told = words(figure)
+    assert "Atrial fibrillation" in told
+    assert "Hypertension" in told
+    assert "DX//I10" not in told
+    assert "stroke at 1.37" in told  # in years, since the axis spans more than two
+    assert figure.count('class="band') == 1
+    assert ("1.37 y", "stroke", "") in figure.rows
+    assert "since the index" in told
+    later = patient_figure(replace(PATIENT, event=(9000.0, "stroke")), title="Patient A")
+    assert "stroke later" in words(later)
+    assert 'class="happened"' not in later
+    assert "ended" in patient_figure(replace(PATIENT, censored=True), title="Patient A")
+
+
+def test_the_first_record_of_a_code_is_marked() -> None:
+    lanes = dict(lanes_of(PATIENT))
+    assert [(day, new) for day, _, new in lanes["diagnoses"]] == [(-10.0, True), (100.0, True)]
+    assert [(day, new) for day, _, new in lanes["laboratory"]] == [(-10.0, True), (300.0, False)]
+    many = replace(PATIENT, visits=[{"day": 0.0, "codes": [f"KIND{k}//X" for k in range(9)]}])
+    assert len(lanes_of(many)) == 5
+
+
+def test_explained_changes_name_the_codes_that_moved_the_risk() -> None:
+    parts = [
+        {"code": None, "codes": 0, "change": -0.01},
+        {"code": "DX//I10", "codes": 1, "change": 0.2},
+        {"code": None, "codes": 4, "change": 0.04},
+        {"code": "RX//B", "codes": 1, "change": -0.03},
+    ]
+    change = moved({"day": 100.0, "before": 0.1, "after": 0.3, "parts": parts}, PATIENT.descriptions)
+    assert change.codes == [
+        ("Hypertension", "+20.0"),
+        ("4 other codes together", "+4.0"),
+        ("RX//B", "\N{MINUS SIGN}3.0"),
+    ]
+    assert change.more == 1
+
+
+def test_a_file_of_predictions_has_no_whole_curve() -> None:
+    row = {key: value for key, value in example()["trajectories"][0].items() if key != "full"}
+    patient = patient_of(row)
+    assert patient.times_days == row["times_days"]
+    assert patient.curve_days == row["horizons_days"]
+    patient_figure(patient, title="Patient A")
 
 
 def test_a_calibration_curve_stands_over_a_histogram_of_the_risks() -> None:

@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 
 from ehrsequencing.config import EvaluationConfig
-from ehrsequencing.core.arrays import Floats
+from ehrsequencing.core.arrays import Floats, selected
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.signals import give_back_freed_memory
 from ehrsequencing.evaluation import population as follow_up, results
@@ -36,6 +36,7 @@ from ehrsequencing.evaluation.estimates import (
     over_time_rows,
     scope_estimates,
 )
+from ehrsequencing.evaluation.examples import SIMULATED_TRAJECTORIES, trajectories
 from ehrsequencing.evaluation.oracle import TrueHazards, oracle_table, oracle_warnings, truth_of
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.rivals import (
@@ -287,6 +288,13 @@ class Evaluation:
             "smallest_g": follow_up.smallest_g(comparisons),
             "subgroups": [row for one in at_landmarks for row in self._subgroups(one)],
             "incidence": self._incidence(risks[self.ours], main[1]),
+            "trajectories": trajectories(
+                self.source,
+                self.population,
+                selected(risks[self.ours], slice(None), np.searchsorted(self.knots, self.horizons)),
+                wanted=SIMULATED_TRAJECTORIES * self.context.is_simulated,
+                horizon_days=main[1],
+            ),
             "checks": self.context.checks(trials=self.trials),
             "tripod": read_tripod(self.settings.tripod),
             "oracle": self._oracle(),

@@ -23,7 +23,7 @@ from ehrsequencing.prediction.predict import NewRecords, RiskPredictor, unanswer
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.codes import read_descriptions
 from ehrsequencing.records.vocabulary import Vocabulary
-from ehrsequencing.reporting.wording import kind_of
+from ehrsequencing.reporting.patient import kind_of
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix

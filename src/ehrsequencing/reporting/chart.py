@@ -186,10 +186,20 @@ class Chart:
         y: float,
         hover: str = "",
         *,
+        hollow: bool = False,
         size: float = 4.0,
+        style: str = "",
     ) -> None:
         """The mark of series `kind`."""
-        self.drawn.append(_shape(kind, self.x(x), self.y(y), size, hover))
+        more = ' fill-opacity="0"' if hollow else ""
+        self.drawn.append(_shape(kind, self.x(x), self.y(y), size, style, more, hover))
+
+    def mark_at(self, x: float, y: float, hover: str, *, style: str) -> None:
+        """A tick of a lane, at pixels."""
+        size = 'width="3" height="10" rx="1"'
+        self.drawn.append(
+            f'<rect x="{x - 1.5:.1f}" y="{y - 5:.1f}" {size} class="{style}">{_hover(hover)}</rect>'
+        )
 
     def end_labels(self, ends: Sequence[tuple[float, str]]) -> None:
         """Names beside the right ends of lines, given as (y, name), moved apart so that they do not overlap."""
@@ -221,7 +231,9 @@ def _shape_of(kind: int) -> int:
     return 0 if kind == 0 else 1 + (kind - 1) % _BASELINE_SHAPES
 
 
-def _shape(kind: int, x: float, y: float, r: float = 4.0, hover: str = "") -> str:
+def _shape(
+    kind: int, x: float, y: float, r: float = 4.0, style: str = "", more: str = "", hover: str = ""
+) -> str:
     """A mark at pixels (x, y). Shape and colour both tell the series, for print and for colour-blind readers."""
     shape = _shape_of(kind)
     corners = {
@@ -233,7 +245,7 @@ def _shape(kind: int, x: float, y: float, r: float = 4.0, hover: str = "") -> st
         6: [(-r / 2, -r - 1), (r / 2, -r - 1), (r / 2, r + 1), (-r / 2, r + 1)],
         7: [(-r - 1, -r), (r + 1, r), (r + 1, -r), (-r - 1, r)],
     }
-    look = f'class="m{shape}"'
+    look = f'class="{f"m{shape} {style}".rstrip()}"{more}'
     if shape == 0:
         return (
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{r + 0.3:.1f}" {look}>{_hover(hover)}</circle>'

@@ -12,7 +12,7 @@ from ehrsequencing.metrics.sequential import BAND, START_EVERY
 from ehrsequencing.reporting.chart import Chart, Curve, Estimate, Figure
 from ehrsequencing.reporting.pages import Table, rendered_page
 from ehrsequencing.reporting.wording import number, plain, with_interval
-from ehrsequencing.results.redaction import redact_night
+from ehrsequencing.results.observed import redact_night
 
 MOST_MONTHS = 4  # in the table; the figure has all
 DO = {

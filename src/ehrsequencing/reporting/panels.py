@@ -8,6 +8,7 @@ from typing import Any
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.reporting import figures
 from ehrsequencing.reporting.chart import Curve, Estimate, Figure
+from ehrsequencing.reporting.patient import moved, patient_figure, patient_of
 from ehrsequencing.reporting.scores import Scores, Shown
 from ehrsequencing.reporting.wording import duration, from_landmark, size
 from ehrsequencing.results.result_types import (
@@ -15,6 +16,7 @@ from ehrsequencing.results.result_types import (
     EpochRow,
     Shared,
     SmoothRow,
+    Trajectory,
     place_of,
 )
 
@@ -240,6 +242,21 @@ def _best_range(
 
 
 # --------------------------------------------------------------------------------- single subjects, training, truth
+
+
+def trajectory(t: Trajectory) -> dict[str, object]:
+    """One de-identified subject's timeline with the risk curve, what happened, and what moved the risk."""
+    patient, event = patient_of(t), t["event"]
+    return {
+        "timeline": patient_figure(patient, title=f"Timeline of subject {t['label']}"),
+        "changes": [moved(row, patient.descriptions) for row in patient.moves],
+        "banded": bool(patient.bands),
+        "label": t["label"],
+        "outcome": f"{event['cause'] or 'event-free'} at {duration(round(event['day']))}",
+        "times": len(t["times_days"]),
+        "horizon": duration(patient.horizon_days),
+        "has_event": bool(event["cause"]),
+    }
 
 
 def training(history: Sequence[EpochRow]) -> dict[str, object]:

@@ -46,6 +46,10 @@ def answer(m: Shared, scores: Scores, shown: Shown) -> dict[str, object]:
     first = scores.main()[0], m["causes"][0]
     incidence = [row for row in m["incidence"] if (row["landmark_days"], row["cause"]) == first]
     hopeless = all(case["rank"] == "too few" for case in verdicts)
+    # the last of the examples with the event of interest, and the first without any; those that there are
+    patients = [panels.trajectory(row) for row in m["trajectories"] if row["times_days"]]
+    had = [row for row in patients if row["has_event"]]
+    free = [row for row in patients if not row["has_event"]]
     return {
         "verdicts": verdicts,
         "reached": scores.reached(),
@@ -56,6 +60,7 @@ def answer(m: Shared, scores: Scores, shown: Shown) -> dict[str, object]:
         "caveats": caveats(scores, verdicts),
         "audited": audit_case(m),
         "incidence": figures.incidence(incidence[0]) if incidence else None,
+        "patients": [*had[-1:], *free[:1]] if had and free else patients[:2],
         "main": main_figures(m, scores, shown),
         "forest": forest(scores, shown),
         "groups": subgroup_figures(m, scores, shown),
@@ -284,6 +289,7 @@ def _details(m: Shared, scores: Scores, shown: Mapping[Any, str]) -> dict[str, o
         "repeated": tables.repeated(m),
         "weights": tables.blend_weights(m),
         "without_network": tables.without_network(scores),
+        "trajectories": [panels.trajectory(t) for t in m["trajectories"] if t["times_days"]],
         "audit": m["audit"],
         "settings": _flat(m["config"]),
     }

@@ -203,32 +203,3 @@ def json_text(value: object) -> Markup:
     """Data for a page's script, as JSON that no text in it can end."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     return Markup(text.replace("<", "\\u003c"))
-
-
-_KINDS = {  # lanes in the field's words, by the prefix of a code
-    "DX": "diagnoses",
-    "DIAGNOSIS": "diagnoses",
-    "CONDITION": "diagnoses",
-    "RX": "drugs",
-    "MEDICATION": "drugs",
-    "DRUG": "drugs",
-    "PROC": "procedures",
-    "PROCEDURE": "procedures",
-    "LAB": "laboratory",
-    "MEASUREMENT": "laboratory",
-    "VITAL": "vital signs",
-    "STAY": "hospital stays",
-    "HOSPITAL_ADMISSION": "hospital stays",
-    "VISIT": "visits",
-    "HOSPITAL_DISCHARGE": "hospital stays",
-}
-
-
-def kind_of(code: str) -> str:
-    """The kind of a code in the field's words, by its prefix: its lane in a timeline.
-
-    >>> kind_of("DX//I10"), kind_of("HOME_CARE//1"), kind_of("Weight")
-    ('diagnoses', 'home care', 'other')
-    """
-    prefix, _, rest = code.partition("//")
-    return _KINDS.get(prefix.upper(), prefix.lower().replace("_", " ") if rest else "other")

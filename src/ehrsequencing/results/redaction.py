@@ -9,9 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import numpy as np
-
-from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.disclosure import (
     SMALLEST_COUNT,
     TOO_FEW,
@@ -20,11 +17,11 @@ from ehrsequencing.core.disclosure import (
     rounded,
     shareable_count,
     shareable_rate,
-    stands_for,
 )
 from ehrsequencing.core.files import Shareable
 from ehrsequencing.records.account import TrainingPeople
 from ehrsequencing.records.people import coarse_people
+from ehrsequencing.results.observed import Cells, Row, by_shown_events, each_moved, how_far
 from ehrsequencing.results.result_types import (
     CHECKS,
     COUNTS,
@@ -57,9 +54,7 @@ _ASKED = ("title", "task", "question", "causes", "horizons_days", "landmarks_day
 _FOUND = ("main", "models", "table1", "estimators", "strongest", "warnings", "audit")
 _FACTS = (*_MADE_BY, *_ASKED, *_FOUND, "recalibrated_in_training")
 _EXTERNAL = ("data", "unmatched", "subjects", "seen_in_training", "people", "new_codes", "drift")
-Row = Mapping[str, Any]
 Rows = TypeVar("Rows")  # a type of the keys
-Cells = Mapping[tuple[Any, Any, Any], tuple[int, int]]
 
 
 def redact(result: Exact | Shared, *, decimals: bool = True) -> Shareable[Shared]:
@@ -112,6 +107,7 @@ def redact(result: Exact | Shared, *, decimals: bool = True) -> Shareable[Shared
             }
             for row in exact["incidence"]
         ],
+        "trajectories": [],
         "inputs": inputs,
         "checks": _counted({name: exact["checks"].get(name) for name in CHECKS}),
         **{name: make(whole[name]) if whole[name] else None for name, make in parts.items()},
@@ -228,36 +224,11 @@ def _may_show(row: Row, cells: Cells) -> bool:
 def _cell(row: Row, cells: Cells) -> dict[str, Any]:
     """A row with its counts; without its metrics where too few people had the event, or had it not."""
     if _may_show(row, cells):
-        return _counted(_by_shown_events(row, cells))
+        return _counted(by_shown_events(row, cells))
     values = {"value", "mean", "median", "wins", "low", "high", "oe", "auc", "brier"}
     values |= {name for name in row if name.endswith("_difference")}
     gone = dict.fromkeys(values & row.keys())
     return {**_counted(row), **gone, "hidden": True, "reason": TOO_FEW}
-
-
-def _by_shown_events(row: Row, cells: Cells) -> Row:
-    """A row whose O/E counts the events that are shown, so that the ratio tells no more of them than their count.
-
-    Its limits are those of the least and of the largest count that are shown so: a verdict is no effect of rounding.
-    """
-    events = row.get("events") or (cells.get(place_of(row), (0,))[0] if cells else 0)
-    if not events:
-        return row
-    least, most = stands_for(events)
-    by = {"value": nearest(events) / events, "low": least / events, "high": most / events}
-    if row.get("metric") == "oe":
-        return _each(row, by, operator.mul)
-    return {**row, "oe": _each(row["oe"], by, operator.mul)} if row.get("oe") else row
-
-
-def _each(
-    row: Row, by: Mapping[str, float], move: Callable[[float, float], float]
-) -> dict[str, Any]:
-    """An estimate and its limits, each moved by a number of its own."""
-    return {
-        **row,
-        **{name: move(row[name], to) for name, to in by.items() if row.get(name) is not None},
-    }
 
 
 def _subgroups(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -265,21 +236,15 @@ def _subgroups(rows: Sequence[Row]) -> list[dict[str, Any]]:
     shown, largest = list[dict[str, Any]](), dict[Any, dict[str, float]]()
     for row in rows:
         cell, place = _cell(row, {}), (row["group"], *place_of(row))
-        moved = _moves(row.get("oe") or {}, cell.get("oe") or {})
+        moved = how_far(row.get("oe") or {}, cell.get("oe") or {})
         base = largest.setdefault(place, moved)  # a group begins with its largest level
         if cell.get("oe_difference"):
             opposite = {"value": "value", "low": "high", "high": "low"}
             by = {name: moved[name] - base.get(opposite[name], 0.0) for name in moved}
-            difference = _each(cell["oe_difference"], by, operator.add)
+            difference = each_moved(cell["oe_difference"], by, operator.add)
             cell["oe_difference"] = difference if moved and base else None
         shown.append(cell)
     return shown
-
-
-def _moves(before: Row, after: Row) -> dict[str, float]:
-    """How far an estimate and its limits were moved; none where there is none."""
-    names = [name for name in ("value", "low", "high") if after.get(name) is not None]
-    return {name: after[name] - before[name] for name in names}
 
 
 def _data(data: dict[str, Any]) -> dict[str, Any]:
@@ -440,47 +405,3 @@ def _points(
         ]
         for name in names
     }
-
-
-# ---- what `ehrseq monitor` says every night ----
-
-# Two nights must not differ by 1 to 10 people. So events are shown in steps, and everything that follows from them
-# (expected events, O − E, O/E, the evidence) is that of the day on which the step was reached.
-STEP = 15
-
-
-def redact_night(
-    facts: dict[str, Any], days: Ints, observed: Floats, expected: Floats, evidence: Floats
-) -> Shareable[dict[str, Any]]:
-    """Add the counts of one stream to facts that tell nothing of single people.
-
-    Args:
-        facts: The verdict, and numbers that need no outcome.
-        days: (D,) since 1970.
-        observed: (D,) events of each day.
-        expected: (D,) what hazards add up to.
-        evidence: (D,) the e-process in logarithms.
-
-    Example:
-        >>> days, rates = np.arange(40), np.full(40, 0.9)
-        >>> shown = redact_night({}, days, np.ones(40), rates, np.zeros(40))
-        >>> [shown[name] for name in ("observed", "expected", "oe", "as_of")]
-        [30, 27.0, 1.11, '1970-01-30']
-    """
-    total = np.cumsum(observed)
-    steps = int(total[-1]) // STEP * STEP if len(total) else 0
-    if not steps:
-        return Shareable({**rounded(facts), "observed": f"<{STEP}", "expected": None, "oe": None})
-    place = int(np.argmax(total >= steps))
-    shown = float(f"{expected[: place + 1].sum():.3g}")
-    return Shareable(
-        {
-            **rounded(facts),
-            "observed": steps,
-            "expected": shown,
-            "difference": round(steps - shown, 1),
-            "oe": round(steps / max(shown, 1e-9), 2),
-            "evidence": float(f"{np.exp(min(evidence[place], 300.0)):.2g}"),
-            "as_of": str(np.datetime64(int(days[place]), "D")),
-        }
-    )

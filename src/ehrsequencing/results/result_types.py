@@ -95,6 +95,14 @@ class IncidenceRow(Place, Generic[N]):
     groups: list[dict[str, Any]]
 
 
+#: A single person under a letter (`label`): `risk_horizon_days` of the risk that is followed over time; `outcome` in
+#: words, and the `event` (`day`; `cause`, None where it ended without one); `times_days` of prediction times since
+#: the index, their `kind`, and `now`, the number of the one that is shown in full; `curves`, cause → prediction time
+#: → risk by each of `horizons_days`; `visits` (`day`, `codes`) and `descriptions` of codes. Of a run also whole
+#: curves, `curve_days`, `curve_at` and `full`; `moves` (`day`, `before`, `after`, `parts` that add up to it); of an
+#: ensemble a `band`.
+Trajectory = dict[str, Any]
+
 Verdict = Literal["passed", "warning", "leak", "not_tested"]
 
 #: The content of `audit.json`: `fingerprint`, `made_of`, `created`, `version`, `task`, `split`, `seed`; `subjects`
@@ -156,6 +164,7 @@ class Result(TypedDict, Generic[N]):
     smooth_calibration: list[SmoothRow[N]]
     decision: list[DecisionRow[N]]
     incidence: list[IncidenceRow[N]]
+    trajectories: list[Trajectory]
     checks: dict[str, Any]  # what a reviewer asks, as far as it is known
     tripod: dict[str, str]
     oracle: dict[str, Any] | None  # a simulation's truth, as `evaluation.oracle` explains
