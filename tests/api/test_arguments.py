@@ -73,7 +73,7 @@ def place(patched: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory)
         name, _, value = text.partition("=")
         section, _, key = name.partition(".")
         study.setdefault(section, {})[key] = yaml.safe_load(value)
-    study["evaluation"] |= {"bootstrap": 0, "baselines": "none"}
+    study["evaluation"] = {"bootstrap": 0, "baselines": "none"}
     task = yaml.safe_load((sim_data / "task.yaml").read_text()) | {"horizons": ["1y"]}
     task.pop("main")
     texts = {

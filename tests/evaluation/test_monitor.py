@@ -16,7 +16,7 @@ from ehrsequencing.evaluation.monitor import Watch
 from ehrsequencing.prediction.journal import Journal
 from ehrsequencing.prediction.prediction_file import Risks
 from ehrsequencing.records.events import DAY_US
-from ehrsequencing.results.redaction import redact_night
+from ehrsequencing.results.observed import redact_night
 from helpers.command_line import ehrseq, refused
 from helpers.meds import Row, write_meds
 from helpers.settings import TINY

@@ -195,12 +195,11 @@ def refuse_of_network(
     study: StudyConfig, more: Mapping[str, object] = MappingProxyType({}), *, where: str
 ) -> None:
     """Refuse settings and arguments that a network alone has, where a study trains none."""
-    given: dict[str, object] = dict.fromkeys(sorted(study.model.model_fields_set), True)
-    given = {f"model.{name}": value for name, value in given.items()}
-    for name in sorted(study.training.model_fields_set - _WITHOUT_NETWORK):
-        given[f"training.{name}"] = True
-    is_alone = not study.training.network
-    refuse_idle(given | dict(more), "without a network", where=where, when=is_alone)
+    of_training = study.training.model_fields_set - _WITHOUT_NETWORK
+    names = [f"model.{name}" for name in sorted(study.model.model_fields_set)]
+    names += [f"training.{name}" for name in sorted(of_training)]
+    given = dict.fromkeys(names, True) | dict(more)
+    refuse_idle(given, "without a network", where=where, when=not study.training.network)
 
 
 def train(
@@ -388,17 +387,14 @@ def save_run(
 ) -> TrainedRun:
     """Make a run of a model that was trained in a loop of your own, for report, audit, compare, explain and service.
 
-    The weights are saved as they are, without recalibration, and the run notes that it was trained outside.
-
     Args:
         model: A model of the prepared set, as of `HierarchicalBEHRTForSurvival(config)`.
-        data: The prepared set that it was trained on, or its folder. The early stop may have looked at its tuning
-            split, its held-out split is for the evaluation.
+        data: The prepared set that it was trained on, or its folder; its held-out split is for the evaluation.
         out: Folder to make.
         task: Name of the task; the only one by default.
 
     Returns:
-        The run.
+        The run, with the weights as they are: nothing is recalibrated. Its manifest says that it was trained outside.
 
     Raises:
         EhrseqError: The model is of another class or another shape than the data needs, or `out` holds something.

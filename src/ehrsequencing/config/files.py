@@ -1,6 +1,6 @@
 """Read settings from YAML files and `section.key=value`; an error is one line that names the setting."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -105,17 +105,16 @@ def load_study(
     return study.model_copy(update={"task": _located(study.task, path)})
 
 
-# Settings that have left since 2.0, which runs, prepared sets and study files of 2.0 name, with the value that asks for
-# nothing; `ANY`: each does. With another value they are unknown, and `core/elsewhere.toml` says what to use.
-ANY = object()
-FORMER: Mapping[str, Any] = {
-    "drift.numbers": 0.3,
-    "evaluation.explained_subjects": ANY,
-    "evaluation.recalibrate": False,
-    "evaluation.trajectories": ANY,
-    "pretraining.exclude": ANY,
-    "training.bootstrap": False,
-    "vocabulary.rollup": "off",
+# Settings that have left since 2.0, which runs, prepared sets and study files of 2.0 name, with the values that ask for
+# nothing, and the default. With another value they are unknown, and `core/elsewhere.toml` says what to use.
+FORMER: Mapping[str, Collection[Any]] = {
+    "drift.numbers": (0.3,),
+    "evaluation.explained_subjects": (200, 0),
+    "evaluation.recalibrate": (False,),
+    "evaluation.trajectories": (None, 0),
+    "pretraining.exclude": ("related",),
+    "training.bootstrap": (False,),
+    "vocabulary.rollup": ("off",),
 }
 
 
@@ -130,7 +129,7 @@ def without_former(data: dict[str, Any], section: str = "") -> dict[str, Any]:
     kept = dict[str, Any]()
     for name, value in data.items():
         whole = f"{section}{name}"
-        if whole not in FORMER or FORMER[whole] not in (ANY, value):
+        if value not in FORMER.get(whole, ()):
             kept[name] = without_former(value, f"{whole}.") if isinstance(value, dict) else value
     return kept
 

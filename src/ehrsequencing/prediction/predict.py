@@ -1,8 +1,7 @@
 """A run and records → risk curves.
 
-A `RUN` folder is all that prediction needs: the model, the vocabulary, how visits are cut, and the task. New records go
-the way that training records went, shard by shard, but nothing about the end of follow-up is assumed to be known: only
-where the data ends, after which there is no answer.
+A `RUN` folder is all that prediction needs. New records go the way that training records went, shard by shard, but
+nothing about the end of follow-up is assumed to be known: only where the data ends, after which there is no answer.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

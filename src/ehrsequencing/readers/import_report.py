@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from ehrsequencing.core.arrays import Bools, Ints
 from ehrsequencing.core.disclosure import count_text
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.records.account import unequal
+from ehrsequencing.records.unequal import unequal
 
 WARN_SHARE = 0.05  # warn if more of a table's rows, or of a column's cells, are lost
 # of all diagnoses, beyond which an unconfirmed status is a system's default

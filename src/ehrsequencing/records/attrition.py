@@ -17,9 +17,8 @@ from ehrsequencing.records.account import (
     RecordsBefore,
     Step,
     Undated,
-    unequal,
 )
-from ehrsequencing.records.cohort import ENDINGS, Cohort, cohort_steps
+from ehrsequencing.records.cohort import ENDINGS, Cohort
 from ehrsequencing.records.events import (
     BIRTH,
     DAY_US,
@@ -30,7 +29,9 @@ from ehrsequencing.records.events import (
     opens_run,
 )
 from ehrsequencing.records.follow_up import end_warnings, unknown_ends
+from ehrsequencing.records.labels import eligibility_steps
 from ehrsequencing.records.meds import SPLITS
+from ehrsequencing.records.unequal import unequal
 from ehrsequencing.records.visits import Record, count_at_or_before
 
 FEWEST_EVENTS, FEWEST_SUBJECTS = SMALLEST_COUNT, 50  # of an interval or a comparison
@@ -39,6 +40,19 @@ SOME_SAME_DAY = (
     0.01  # share of events on the day of an index, of which nobody knows which came first
 )
 MUCH_IMMORTAL = 0.05  # share of a landmark's subjects whose first record comes after it, above which a warning is due
+
+
+def cohort_steps(task: TaskConfig) -> tuple[str, ...]:
+    """What a subject must have to get past each step of a task, in order."""
+    cause = "a competing event" if task.recurrent else "an outcome or competing event"
+    return (
+        "with an index",
+        *(("observed at the index",) if task.censoring.code else ()),
+        *eligibility_steps(task.eligibility),
+        f"without {cause} at or before the index",
+        "followed up after the index",
+        f"with a prediction time{' outside the blanking period' if task.blanking else ''}",
+    )
 
 
 def too_few(events: ArrayLike, subjects: ArrayLike) -> Bools:

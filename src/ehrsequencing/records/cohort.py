@@ -42,7 +42,6 @@ from ehrsequencing.records.labels import (
     IndexTimes,
     are_observed,
     designed_end,
-    eligibility_steps,
     read_index_times,
 )
 from ehrsequencing.records.visits import (
@@ -57,19 +56,6 @@ from ehrsequencing.records.visits import (
 
 # how follow-up ends: by an event, a death that is no cause, a code of `censoring`, the data's end, or as is said of all
 ENDINGS = ("event", "death", "code", "data_end", "other")
-
-
-def cohort_steps(task: TaskConfig) -> tuple[str, ...]:
-    """What a subject must have to get past each step of a task, in order."""
-    cause = "a competing event" if task.recurrent else "an outcome or competing event"
-    return (
-        "with an index",
-        *(("observed at the index",) if task.censoring.code else ()),
-        *eligibility_steps(task.eligibility),
-        f"without {cause} at or before the index",
-        "followed up after the index",
-        f"with a prediction time{' outside the blanking period' if task.blanking else ''}",
-    )
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from ehrsequencing.prediction.predict import (
 )
 from ehrsequencing.prediction.prediction_file import Risks
 from ehrsequencing.prediction.run import Run
+from ehrsequencing.records.attrition import cohort_steps
 from ehrsequencing.records.codes import read_descriptions, read_parents
-from ehrsequencing.records.cohort import cohort_steps
 from ehrsequencing.records.events import DEATH, DOUBTFUL_DEATH, NEVER, STATIC, UNDATED_DEATH, Events
 from ehrsequencing.records.meds import fix
 from ehrsequencing.records.parquet_rows import events_of_table
