@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig
-from ehrsequencing.core.arrays import Ints, ragged, spans
+from ehrsequencing.core.arrays import Ints, offsets, ragged, spans
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.outcomes import outcome_labels
 from ehrsequencing.records.timelines import TaskRecords
@@ -204,9 +204,7 @@ class SubjectLoader:
         batch = VisitBatch(
             codes=all_codes,
             visit_offsets=torch.from_numpy(visit_offsets),
-            subject_offsets=torch.from_numpy(
-                np.r_[0, np.cumsum(np.bincount(owner, minlength=len(subjects)))]
-            ),
+            subject_offsets=torch.from_numpy(offsets(owner, len(subjects))),
             age_years=merged(timelines.age_years[visit], rows.age_years[query_rows]),
             delta_days=merged(timelines.delta_days[visit], rows.delta_days[query_rows]),
             static_codes=torch.from_numpy(timelines.static_codes[static].astype(np.int64)),

@@ -135,7 +135,8 @@ class CodeTable:
             word = None if name == OUTCOME_CODE else next(words.get(kind, iter(())), None)
             if word is not None:
                 self.names[number] = f"{kind}//{word}"
-                self.descriptions[number] += f" ({name})"
+                meaning = self.descriptions[number]
+                self.descriptions[number] = f"{word}, {meaning[0].lower()}{meaning[1:]} ({name})"
 
     def _add(self, codes: dict[str, str], groups: Sequence[str | None]) -> int:
         """Append codes, each in its group or all in one; answers the number of the first."""
