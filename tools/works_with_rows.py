@@ -361,9 +361,7 @@ print("null")
             )
         except RuntimeError as error:
             ours = "EXPORT DATABASE" in str(error)
-            seen.append(
-                f"{name}: {'refused, with the way out' if ours else 'another error'}"
-            )
+            seen.append(f"{name}: {'refused, with the way out' if ours else 'another error'}")
     return NOTHING, "; ".join(seen)
 
 

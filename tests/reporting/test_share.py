@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -19,7 +20,7 @@ from ehrsequencing.prediction.predict import Request, predict
 from ehrsequencing.prediction.run import Run, add_to_run
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.reporting.share import CARD, share_run
+from ehrsequencing.reporting.share import APPLIED_CARD, CARD, share_run
 from ehrsequencing.training.transfer import Pretrained
 from helpers.command_line import ehrseq
 from helpers.disclosure import as_real
@@ -50,6 +51,7 @@ def shared(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "people.json",
         MANIFEST,
         CARD,
+        APPLIED_CARD,
     }
     return out
 
@@ -174,13 +176,25 @@ def test_the_card_has_metrics_with_intervals(run: Path, tmp_path: Path) -> None:
     assert "the records of <11 people" in text
     assert "| outcome by 1y | 0.712 | 0.651 to 0.770 |" in text
     assert "| outcome by 1y | 1.123 | – |" in text
+    applied = ElementTree.parse(tmp_path / "shared" / APPLIED_CARD).getroot()
+    found = [tuple(child.text or "" for child in one) for one in applied.iterfind(".//{*}MetricResult")]
+    assert [(label, json.loads(value)) for label, value in found] == [
+        ("C, outcome by 1y", {"kind": "estimate_ci", "estimate": 0.712, "lower": 0.651, "upper": 0.77, "level": 95}),
+        (
+            "O/E, outcome by 1y, sex F",
+            {"kind": "estimate_ci", "estimate": 0.9, "lower": 0.8, "upper": 1.0, "level": 95},
+        ),
+        ("O/E, outcome by 1y", {"kind": "single", "value": 1.123}),
+    ]
     whose = {"held_out": "held-out people", "tuning": "tuning people", "train": "training people"}
     for split, people in whose.items():
         named = json.dumps(metrics | {"split": split})
         add_to_run(copy, "metrics.json", lambda path, text=named: path.write_text(text))  # type: ignore[misc]
         share_run(copy, tmp_path / split)
         text = (tmp_path / split / CARD).read_text(encoding="utf-8")
-        assert [name for name in whose.values() if f"On {name}, predicted" in text] == [people]
+        applied_text = (tmp_path / split / APPLIED_CARD).read_text(encoding="utf-8")
+        for name in whose.values():
+            assert (f"On {name}, predicted" in text) == (f"on {name} of the" in applied_text) == (name == people)
     add_to_run(copy, "metrics.json", lambda path: path.write_text(json.dumps(metrics | {"metrics": []})))
     share_run(copy, tmp_path / "without")
     text = (tmp_path / "without" / CARD).read_text(encoding="utf-8")
@@ -188,6 +202,55 @@ def test_the_card_has_metrics_with_intervals(run: Path, tmp_path: Path) -> None:
     (copy / "metrics.json").write_text(json.dumps(metrics | {"causes": ["other"]}))
     share_run(copy, tmp_path / "edited")
     assert "0.712" not in (tmp_path / "edited" / CARD).read_text(encoding="utf-8"), "an edited file is not told"
+
+
+def test_the_applied_card_has_the_elements_of_the_schema_in_their_order(shared: Path) -> None:
+    """CHAI's schema 0.2: every element is required, in this order."""
+    facts = ["OutcomesAndOutputs", "ModelType", "InputDataSource", "OutputAndInputDataTypes"]
+    facts += ["DevelopmentDataCharacterization", "BiasMitigationApproaches", "OngoingMaintenance"]
+    metric = ["MetricGoal", "Results", "Interpretation", "TestType", "TestingDataDescription"]
+    metric += ["ValidationProcessAndJustification"]
+    expected = {
+        ".": [
+            "BasicInfo",
+            "ReleaseInfo",
+            "ModelSummary",
+            "UsesAndDirections",
+            "Warnings",
+            "TrustIngredients",
+            "KeyMetrics",
+            "Resources",
+            "Bibliography",
+        ],
+        "BasicInfo": ["ModelName", "ModelDeveloper", "DeveloperContact"],
+        "ReleaseInfo": ["ReleaseStage", "ReleaseDate", "ReleaseVersion", "GlobalAvailability"],
+        "ModelSummary": ["Summary", "Keywords"],
+        "UsesAndDirections": [
+            "IntendedUseAndWorkflow",
+            "PrimaryIntendedUsers",
+            "HowToUse",
+            "TargetedPatientPopulation",
+            "CautionedOutOfScopeSettings",
+        ],
+        "Warnings": ["KnownRisksAndLimitations", "KnownBiasesOrEthicalConsiderations", "ClinicalRiskLevel"],
+        "TrustIngredients": ["AISystemFacts", "TransparencyInformation"],
+        "TrustIngredients/AISystemFacts": facts,
+        "TrustIngredients/TransparencyInformation": ["FundingSource", "StakeholdersConsulted"],
+        "KeyMetrics": ["UsefulnessUsabilityEfficacy", "FairnessEquity", "SafetyReliability"],
+        "KeyMetrics/UsefulnessUsabilityEfficacy": metric,
+        "KeyMetrics/FairnessEquity": metric,
+        "KeyMetrics/SafetyReliability": metric,
+        "Resources": ["PeerReviewedPublications", "PatientConsentOrDisclosure"],
+    }
+    root = ElementTree.parse(shared / APPLIED_CARD).getroot()
+    space = {"": "https://mc.chai.org/v0.2/schema.xsd"}
+    for path, names in expected.items():
+        element = root if path == "." else root.find(path, space)
+        assert element is not None, path
+        assert [child.tag for child in element] == [f"{{{space['']}}}{name}" for name in names], path
+    results = root.findall(".//MetricResult", space)
+    assert len(results) == 3  # not evaluated: each key metric says so
+    assert {child.text for one in results for child in one} == {"Not measured", "null"}
 
 
 def test_it_loads_everywhere_and_nothing_is_added(shared: Path, sim_data: Path) -> None:
@@ -205,6 +268,7 @@ def test_it_loads_everywhere_and_nothing_is_added(shared: Path, sim_data: Path) 
         "people.json",
         MANIFEST,
         CARD,
+        APPLIED_CARD,
     }
 
 

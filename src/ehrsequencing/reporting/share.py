@@ -4,6 +4,8 @@ The folder has the model, its settings, its vocabulary and the card. It is made 
 code and no number of fewer than 11 training subjects (`vocabulary.min_subjects`).
 """
 
+import json
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,7 +51,7 @@ from ehrsequencing.records.people import PEOPLE
 from ehrsequencing.records.prepared import REFERENCE
 from ehrsequencing.reporting.wording import environment
 from ehrsequencing.results.redaction import redact_people
-from ehrsequencing.results.result_types import Shared
+from ehrsequencing.results.result_types import Shared, place_of
 
 NOT_SHARED = "(not shared)"
 _COPIED = (*sorted(NETWORK_FILES), "vocabulary.json", "vocabulary.safetensors")
@@ -93,8 +95,9 @@ def share_run(
             write_shareable(folder / PEOPLE, redact_people(run.training_people))
         write_settings(folder / "config.yaml", settings_to_share(run.study))
         metrics = read_result(run.folder) or Shareable[Shared]()  # nothing tells of nobody
-        card = partial(model_card, run=run, license_id=license_id)
-        write_shareable(folder / CARD, metrics.drawn(card))
+        for name in (CARD, APPLIED_CARD):
+            card = partial(model_card, run=run, name=name, license_id=license_id)
+            write_shareable(folder / name, metrics.drawn(card))
         _require_no_place(run, folder)
         required = [*sorted(needed), *names[copied:]]
         made = {"run": run.fingerprint, "evaluation": metrics.get("made_of")}
@@ -182,9 +185,10 @@ def _require_no_place(run: Run, folder: Path) -> None:
             )
 
 
-# ---- the card --------------------------------------------------------------------------------------------------------
+# ---- the cards -------------------------------------------------------------------------------------------------------
 
-CARD = "README.md"
+CARD, APPLIED_CARD = "README.md", "applied-model-card.xml"
+_TEMPLATES = {CARD: "model-card.md.jinja", APPLIED_CARD: "applied-model-card.xml.jinja"}
 TAGS = (
     "ehrsequencing",
     "survival-analysis",
@@ -200,14 +204,20 @@ _PEOPLE = {
 }
 _OF_CARD = ("c", "auc", "brier", "ipa", "oe")
 LIMITS = "It is for research. It is no medical device, and its risks are associations, not effects of treatments."
+TO_FILL_IN = (
+    "Not stated. To be filled in by whoever is responsible for the model, before it is used."
+)
 
 
-def model_card(metrics: Shared | None, *, run: Run, license_id: str | None = None) -> str:
-    """The card as text, as hubs of models read it.
+def model_card(
+    metrics: Shared | None, *, run: Run, name: str = CARD, license_id: str | None = None
+) -> str:
+    """A card as text. What no run can know says so, and whoever is responsible for the model fills it in.
 
     Args:
         metrics: Content of `metrics.json`; empty where the run has not been evaluated.
         run: The run.
+        name: `CARD` for the hub's, or `APPLIED_CARD` for CHAI's applied model card, schema 0.2 (https://mc.chai.org).
         license_id: Identifier of a licence.
     """
     metrics = metrics or None
@@ -230,6 +240,7 @@ def model_card(metrics: Shared | None, *, run: Run, license_id: str | None = Non
         "tags": TAGS,
         "question": asked,
         "limits": LIMITS,
+        "ask": TO_FILL_IN,
         "trained_on": f"{trained_on:,}" if isinstance(trained_on, int) else trained_on,
         "parameters": run.manifest.get("parameters"),
         "audited": audited,
@@ -239,27 +250,46 @@ def model_card(metrics: Shared | None, *, run: Run, license_id: str | None = Non
         "meaning": meaning,
         "where": from_index(metrics["main"]["landmark_days"] or 0.0) if metrics else "",
         "rows": _card_rows(metrics) if metrics else [],
+        "groups": _card_groups(metrics) if metrics else [],
         "horizons": ", ".join(map(format_days, task.horizons)),
         "version": __version__,
         "known": run.manifest.get("import", {}).get("known"),
         "fewest": run.study.vocabulary.min_subjects,
     }
-    made = environment().overlay(autoescape=False)
-    return made.get_template("model-card.md.jinja").render(content) + "\n"
+    made = environment().overlay(autoescape=name == APPLIED_CARD)
+    return made.get_template(_TEMPLATES[name]).render(content) + "\n"
 
 
 def _card_rows(metrics: Shared) -> list[dict[str, Any]]:
-    """The metrics of this model for the task's outcome at the main landmark, with their names."""
+    """The metrics of this model for the task's outcome at the main landmark."""
     place = (metrics["models"][0], metrics["causes"][0], metrics["main"]["landmark_days"])
     return [
-        {
-            **row,
-            "name": METRICS[row["metric"]].name,
-            "place": f"{row['cause']} by {format_days(row['horizon_days'])}",
-        }
+        _card_row(row)
         for row in metrics["metrics"]
         if (row["model"], row["cause"], row["landmark_days"]) == place
         and row["metric"] in _OF_CARD
         and row["value"] is not None
         and row["horizon_days"]
     ]
+
+
+def _card_groups(metrics: Shared) -> list[dict[str, Any]]:
+    """O/E of the task's outcome in each group, at the main landmark and horizon."""
+    main = metrics["main"]
+    place = (main["landmark_days"], metrics["causes"][0], main["horizon_days"])
+    return [
+        _card_row({**row, **row["oe"], "metric": "oe"})
+        for row in metrics["subgroups"]
+        if place_of(row) == place and row["oe"] and row["oe"]["value"] is not None
+    ]
+
+
+def _card_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A metric with its names, and as CHAI writes it."""
+    value = {"kind": "single", "value": row["value"]}
+    if row["low"] is not None:
+        ends = {"lower": row["low"], "upper": row["high"], "level": 95}
+        value = {"kind": "estimate_ci", "estimate": row["value"], **ends}
+    place = f"{row['cause']} by {format_days(row['horizon_days'])}"
+    names = {"name": METRICS[row["metric"]].name, "place": place, "json": json.dumps(value)}
+    return {**row, **names}

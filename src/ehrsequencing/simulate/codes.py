@@ -29,10 +29,7 @@ _SINGLE = {
     FEMALE: ("Female", "SEX"),
     MALE: ("Male", "SEX"),
     ACUTE: ("Acute event: raises the hazard, by half as much after every half-life", "EFFECT"),
-    MARKER: (
-        "Laboratory marker, mean 100 and sd 15: the last value before a moment sets the hazard",
-        "LAB",
-    ),
+    MARKER: ("Laboratory marker: its last value sets the hazard", "LAB"),
     OTHER_LAB: ("Laboratory value without meaning", "LAB"),
 }
 # What codes are called where `words` is set, in the order of the list; those beyond keep their numbers.
