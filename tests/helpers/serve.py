@@ -39,7 +39,7 @@ class Client:
     """Asks a server on a port of this machine."""
 
     port: int
-    service: Service
+    service: Service | None = None  # of this process alone
 
     def ask(
         self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None, timeout: float = 30
