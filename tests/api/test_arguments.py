@@ -38,7 +38,6 @@ OF_ALL_COMMANDS = {
     "debug",
     "help",
     "help_all",
-    "log",
     "quiet",
 }  # how a result is printed: tests/cli/test_console.py
 

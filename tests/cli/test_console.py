@@ -250,31 +250,6 @@ def test_an_output_without_room_is_no_unexpected_error(number: int) -> None:
 STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d"
 
 
-def test_a_log_keeps_what_quiet_drops_and_is_added_to(data: Path, tmp_path: Path) -> None:
-    log, task = tmp_path / "night.log", tmp_path / "task.yaml"
-    task.write_text(TASK)
-    done = ehrseq("check", data, "--task", task, "--log", log, "--quiet")
-    assert (done.exit_code, done.stdout) == (0, "")
-    first = log.read_text().splitlines()
-    assert all(re.match(f"{STAMP} (INFO|WARNING) ", line) for line in first)
-    assert "next  ehrseq prepare" in first[-1]
-    assert ehrseq("check", tmp_path / "nowhere", "--log", log).exit_code == 2
-    lines = log.read_text().splitlines()
-    assert lines[: len(first)] == first
-    assert re.fullmatch(f"{STAMP} ERROR ehrseq: .*nowhere: is not a folder.*", lines[-1])
-    assert progress.log.file is None
-
-
-def test_a_log_is_no_file_of_somebody_else(data: Path, tmp_path: Path) -> None:
-    mine = tmp_path / "notes.txt"
-    mine.write_text("years of work")
-    done = ehrseq("check", data, "--log", mine)
-    assert done.exit_code == 2
-    assert "notes.txt: is there already, and no log" in done.stderr
-    assert mine.read_text() == "years of work"
-    assert ehrseq("check", data, "--log", tmp_path / "no" / "folder.log").exit_code == 2
-
-
 def test_lines_on_stderr_have_time_and_level_where_it_is_no_terminal(data: Path) -> None:
     assert not re.search(STAMP, ehrseq("codes", data, "ZZZ").stdout)
     failed = subprocess.run([*MAIN, "codes", "nowhere"], capture_output=True, text=True, check=False)

@@ -45,7 +45,7 @@ def test_overrides_win_over_the_file_and_sizes_expand(tmp_path: Path) -> None:
         ("modelling.dim=3", "unknown setting 'modelling'"),
         ("nonsense", "write section.key=value"),
         ("model.dim=[", "YAML"),
-        ("training.ema=1.5", "training.ema"),
+        ("training.distillation=1.5", "training.distillation"),
         ("model.position=[codes]", "model.position"),
         ("model.head=max", "model.head"),
     ],

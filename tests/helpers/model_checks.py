@@ -61,7 +61,7 @@ every_model = pytest.mark.parametrize("kind", MODELS)
 def answers(model: SurvivalModel, subjects: Records) -> list[Tensor]:
     """Logits of each subject's rows."""
     batch = pack(subjects)
-    return list(model(batch.__class__(**vars_of(batch, model))).split(batch.visits_per_subject.tolist()))
+    return list(model(batch.__class__(**vars_of(batch, model))).split(batch.subject_offsets.diff().tolist()))
 
 
 def vars_of(batch: VisitBatch, model: SurvivalModel) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from meds import schema as meds
 
+import ehrsequencing as eh
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.simulate import SimulationConfig, dataset, simulate
 from ehrsequencing.simulate.records import BLOCK
@@ -124,7 +125,7 @@ def test_a_subject_depends_neither_on_the_number_of_others_nor_on_the_shards(
 @pytest.mark.parametrize("wrong", [{"subjects": 0}, {"seed": -1}])
 def test_senseless_arguments_are_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
     with pytest.raises(EhrseqError, match=next(iter(wrong))):
-        simulate(tmp_path / "out", **{"subjects": 5, "seed": 0, **wrong})
+        eh.simulate(tmp_path / "out", **{"subjects": 5, "seed": 0, **wrong})
     assert not (tmp_path / "out").exists()
 
 

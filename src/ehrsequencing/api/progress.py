@@ -2,7 +2,7 @@
 
 A bar appears when the work takes longer than two seconds, and leaves nothing behind. While it is in the terminal's last
 line, `print_line` prints above it. A command whose stderr is no terminal puts time and level before each
-line there, and `--log FILE` keeps all lines so.
+line there.
 """
 
 import inspect
@@ -13,10 +13,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from ehrsequencing.core.errors import EhrseqError
 
@@ -44,59 +42,21 @@ def plain(text: str) -> str:
     )
 
 
-@dataclass
-class Log:
-    """Which lines get their time and level: those on stderr, and those in a file."""
-
-    stamps: bool = False
-    file: TextIO | None = None
-
-
-log = Log()  # of the command that runs
+stamps = False  # whether lines on stderr get their time and level
 
 
 def print_line(text: str, *, err: bool = True, level: str = "INFO", show: bool = True) -> None:
-    """Print a line without anything that could change the terminal, above the bar if there is one.
-
-    The file of the log gets it too, and it alone where `show` is false.
-    """
+    """Print a line without anything that could change the terminal, above the bar if there is one."""
     line = plain(text)
-    stamp = f"{datetime.now().astimezone().isoformat(timespec='seconds')} {level} "
-    stamped = stamp + line.replace("\n", f"\n{stamp}")
-    if log.file is not None:
-        print(stamped, file=log.file, flush=True)
     if not show:
         return
     if _bars and (err or sys.stdout.isatty()):
         _bars[-1](line)
-    elif err:
-        print(stamped if log.stamps else line, file=sys.stderr, flush=True)
-    else:
-        print(line, flush=True)
-
-
-@contextmanager
-def logged(path: Path | None) -> Iterator[None]:
-    """Add every line of a command to a file, those too that `--quiet` and `--json` drop.
-
-    Raises:
-        EhrseqError: Something else is there, or it cannot be written.
-    """
-    if path is None:
-        yield
         return
-    if path.exists() and not (path.is_file() and _is_log(path)):
-        raise EhrseqError("is there already, and no log", where=str(path), fix="name another file")
-    with path.open("a", encoding="utf-8", errors="backslashreplace") as log.file:
-        try:
-            yield
-        finally:
-            log.file = None
-
-
-def _is_log(path: Path) -> bool:
-    with path.open("rb") as file:
-        return re.match(rb"$|\d{4}-\d\d-\d\dT", file.readline(20)) is not None
+    if err and stamps:
+        stamp = f"{datetime.now().astimezone().isoformat(timespec='seconds')} {level} "
+        line = stamp + line.replace("\n", f"\n{stamp}")
+    print(line, file=sys.stderr if err else sys.stdout, flush=True)
 
 
 class Work:

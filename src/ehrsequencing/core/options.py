@@ -86,15 +86,14 @@ SHARED = {
     "as_json": Option(
         bool, "Print one JSON object on stdout, nothing else", False, names=("--json",)
     ),
-    "log": Option(Path, "Add what is printed to this file, with time and level"),
     "debug": Option(bool, "Show the traceback of an error", False, is_rare=True),
     "help_all": Option(bool, "Show all options and exit", False),
 }
 OPTIONS: dict[str, dict[str, Option]] = {
     "demo": {
         "out": Option(Path, "Folder to make", Path("demo")),
-        "subjects": Option(int, "Simulated subjects", 3000),
-        "seed": Option(int, "Seed of simulation and training", 0),
+        "subjects": Option(int, "Simulated subjects", 3000, least=1),
+        "seed": Option(int, "Seed of simulation and training", 0, least=0),
     },
     "run": {
         "data": DATA,
@@ -108,8 +107,8 @@ OPTIONS: dict[str, dict[str, Option]] = {
     "simulate": {
         "out": Option(Path, "Folder to make", ..., is_word=True),
         "overrides": settings("pairs=12"),
-        "subjects": Option(int, "How many subjects", 4000),
-        "seed": Option(int, "Seed", 0),
+        "subjects": Option(int, "How many subjects", 4000, least=1),
+        "seed": Option(int, "Seed", 0, least=0),
         "overwrite": OVERWRITE,
         "truth": Option(
             str,
