@@ -38,6 +38,7 @@ OF_ALL_COMMANDS = {
     "debug",
     "help",
     "help_all",
+    "log",
     "quiet",
 }  # how a result is printed: tests/cli/test_console.py
 

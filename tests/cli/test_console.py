@@ -1,6 +1,5 @@
 """The terminal: exit codes, lines without control characters, streams of any encoding, and outputs without a name."""
 
-import errno
 import os
 import re
 import subprocess
@@ -196,10 +195,6 @@ def test_a_pipe_gets_a_plain_line_in_time_even_in_a_long_step(
     assert "fitting trees: 25%, 0 s so far" in told.err.splitlines()  # no piece is timed yet
     assert re.fullmatch(r"fitting trees: 50%, \d s so far, about \d+ s left", last)
     assert told.out == ""
-    with progress.stages("evaluating") as stage:
-        stage("risk curves")
-        time.sleep(0.15)
-    assert capsys.readouterr().err.startswith("risk curves: ")
     with progress.training_bar() as show:  # a GPU's losses come back some steps later
         show(Progress(1, 3, 1, 2, loss=None, tuning_nll=None))
         time.sleep(0.15)
@@ -238,16 +233,35 @@ def test_a_command_that_can_print_nothing_ends_with_2(arguments: list[str]) -> N
         assert subprocess.run([*MAIN, *arguments], stdout=full, stderr=full).returncode == 2
 
 
-@pytest.mark.parametrize("number", [errno.EDQUOT, errno.EFBIG, errno.ENOSPC])
-def test_an_output_without_room_is_no_unexpected_error(number: int) -> None:
-    found = failing(OSError(number, os.strerror(number)))
-    assert (found.exit_code, "the output cannot be written" in found.output) == (2, True)
-
-
 # ---- logs ------------------------------------------------------------------------------------------------------------
 
 
 STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d"
+
+
+def test_a_log_keeps_what_quiet_drops_and_is_added_to(data: Path, tmp_path: Path) -> None:
+    log, task = tmp_path / "night.log", tmp_path / "task.yaml"
+    task.write_text(TASK)
+    done = ehrseq("check", data, "--task", task, "--log", log, "--quiet")
+    assert (done.exit_code, done.stdout) == (0, "")
+    first = log.read_text().splitlines()
+    assert all(re.match(f"{STAMP} (INFO|WARNING) ", line) for line in first)
+    assert "next  ehrseq prepare" in first[-1]
+    assert ehrseq("check", tmp_path / "nowhere", "--log", log).exit_code == 2
+    lines = log.read_text().splitlines()
+    assert lines[: len(first)] == first
+    assert re.fullmatch(f"{STAMP} ERROR ehrseq: .*nowhere: is not a folder.*", lines[-1])
+    assert progress._logs == []
+
+
+def test_a_log_is_no_file_of_somebody_else(data: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "notes.txt"
+    mine.write_text("years of work")
+    done = ehrseq("check", data, "--log", mine)
+    assert done.exit_code == 2
+    assert "notes.txt: is there already, and no log" in done.stderr
+    assert mine.read_text() == "years of work"
+    assert ehrseq("check", data, "--log", tmp_path / "no" / "folder.log").exit_code == 2
 
 
 def test_lines_on_stderr_have_time_and_level_where_it_is_no_terminal(data: Path) -> None:

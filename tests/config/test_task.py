@@ -103,3 +103,8 @@ def test_a_setting_that_has_left_is_read_where_it_asked_for_nothing(setting: str
     file.write_text(yaml.safe_dump({section: {name: "something else"}}))
     with pytest.raises(EhrseqError, match=rf"unknown setting '{setting}' \(leave it out"):
         load_study(file)
+
+
+def test_a_finished_run_is_read_whatever_it_asked_for_while_it_was_made(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"training": {"ema": 0.999, "epochs": 3}}))
+    assert load_study(tmp_path / "config.yaml", is_of_run=True).training.epochs == 3

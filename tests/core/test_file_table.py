@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from ehrsequencing.core.files import read_json
-from ehrsequencing.core.outputs import MANIFEST
 from ehrsequencing.records.prepared import REFERENCE
 from ehrsequencing.reporting.report import render
 from ehrsequencing.results.redaction import redact
@@ -78,10 +77,3 @@ def test_the_owners_page_keeps_exact_curves_as_long_as_the_exact_result_is_there
     (run / "metrics-individual.json").unlink()
     assert ehrseq("evaluate", run, "--redraw").exit_code == 0
     assert "Do not share this page" not in details.read_text(encoding="utf-8")
-
-
-def test_the_table_knows_both_kinds() -> None:
-    kinds = table()
-    assert kinds["metrics.json"] == kinds["report.html"] == "may leave"
-    assert kinds["report-details.html"] == "owner's"
-    assert kinds["metrics-individual.json"] == kinds[MANIFEST] == "owner's"

@@ -2,7 +2,7 @@
 
 A bar appears when the work takes longer than two seconds, and leaves nothing behind. While it is in the terminal's last
 line, `print_line` prints above it. A command whose stderr is no terminal puts time and level before each
-line there.
+line there, and `--log FILE` keeps all lines so.
 """
 
 import inspect
@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
 
 from ehrsequencing.core.errors import EhrseqError
 
@@ -27,6 +28,7 @@ BAR_AFTER, LINE_EVERY = 2.0, 15.0  # seconds
 # control sequences of a terminal: CSI, OSC, then all others
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
 _bars: list[Callable[[str], None]] = []  # the last one prints a line above the bar that is shown
+_logs: list[TextIO] = []  # files that get every line
 
 
 def plain(text: str) -> str:
@@ -46,17 +48,46 @@ stamps = False  # whether lines on stderr get their time and level
 
 
 def print_line(text: str, *, err: bool = True, level: str = "INFO", show: bool = True) -> None:
-    """Print a line without anything that could change the terminal, above the bar if there is one."""
+    """Print a line without anything that could change the terminal, above the bar if there is one.
+
+    The file of the log gets it too, and it alone where `show` is false.
+    """
     line = plain(text)
+    stamp = f"{datetime.now().astimezone().isoformat(timespec='seconds')} {level} "
+    stamped = stamp + line.replace("\n", f"\n{stamp}")
+    for file in _logs:
+        print(stamped, file=file, flush=True)
     if not show:
         return
     if _bars and (err or sys.stdout.isatty()):
         _bars[-1](line)
+    elif err:
+        print(stamped if stamps else line, file=sys.stderr, flush=True)
+    else:
+        print(line, flush=True)
+
+
+@contextmanager
+def logged(path: Path | None) -> Iterator[None]:
+    """Add every line of a command to a file, those too that `--quiet` and `--json` drop.
+
+    Raises:
+        EhrseqError: Something else is there, or it cannot be written.
+    """
+    if path is None:
+        yield
         return
-    if err and stamps:
-        stamp = f"{datetime.now().astimezone().isoformat(timespec='seconds')} {level} "
-        line = stamp + line.replace("\n", f"\n{stamp}")
-    print(line, file=sys.stderr if err else sys.stdout, flush=True)
+    with path.open("a+", encoding="utf-8", errors="backslashreplace") as file:
+        file.seek(0)
+        if not re.match(r"$|\d{4}-\d\d-\d\dT", file.readline(20)):
+            raise EhrseqError(
+                "is there already, and no log", where=str(path), fix="name another file"
+            )
+        _logs.append(file)
+        try:
+            yield
+        finally:
+            _logs.remove(file)
 
 
 class Work:

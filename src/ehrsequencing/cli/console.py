@@ -26,7 +26,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from ehrsequencing.api import progress
-from ehrsequencing.api.progress import Tick, plain, print_line
+from ehrsequencing.api.progress import Tick, logged, plain, print_line
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.options import OPTIONS, SHARED, Option
 from ehrsequencing.core.signals import number_of, raise_at_signals
@@ -319,11 +319,12 @@ def with_conventions(
         quiet: bool,
         as_json: bool,
         debug: bool,
+        log: Path | None,
         help_all: object = None,
         **given: Any,
     ) -> None:
         output = output_of(command, as_json=as_json, quiet=quiet)
-        with output, errors(debug):
+        with output, errors(debug), logged(log), errors(debug):
             if (
                 command != "train"
                 and "RANK" in os.environ

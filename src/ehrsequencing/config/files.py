@@ -76,18 +76,21 @@ def agreed_tasks(tasks: list[TaskConfig], study: StudyConfig) -> list[TaskConfig
     return tasks or ([study.task] if study.task is not None else [])
 
 
-def load_study(path: Path | None = None, overrides: Iterable[str] = ()) -> StudyConfig:
+def load_study(
+    path: Path | None = None, overrides: Iterable[str] = (), *, is_of_run: bool = False
+) -> StudyConfig:
     """Settings from an optional study file, then `section.key=value` overrides.
 
     Args:
         path: The study file.
         overrides: Settings that win over the file.
+        is_of_run: Whether a finished run has them.
 
     Raises:
         EhrseqError: A setting is unknown, or its value is not allowed.
     """
     where = str(path) if path is not None else "settings"
-    data = without_former(read_yaml(path)) if path is not None else {}
+    data = without_former(read_yaml(path), is_of_run=is_of_run) if path is not None else {}
     study = validated(StudyConfig, _overridden(data, overrides), where=where)
     if path is None or study.task is None:
         return study
@@ -106,9 +109,13 @@ FORMER: Mapping[str, Collection[Any]] = {
     "training.ema": (0.9999,),
     "vocabulary.rollup": ("off",),
 }
+# of these, what a run asked for while it was made: finished, it answers without
+OF_MAKING = ("training.ema", "task.index.cohort_id")
 
 
-def without_former(data: dict[str, Any], section: str = "") -> dict[str, Any]:
+def without_former(
+    data: dict[str, Any], section: str = "", *, is_of_run: bool = False
+) -> dict[str, Any]:
     """The settings of a file without those that have left and asked for nothing.
 
     >>> without_former({"evaluation": {"recalibrate": False, "bootstrap": 9}, "model": {"recalibrate": False}})
@@ -119,8 +126,11 @@ def without_former(data: dict[str, Any], section: str = "") -> dict[str, Any]:
     kept = dict[str, Any]()
     for name, value in data.items():
         whole = f"{section}{name}"
-        if value not in FORMER.get(whole, ()):
-            kept[name] = without_former(value, f"{whole}.") if isinstance(value, dict) else value
+        if value in FORMER.get(whole, ()) or (is_of_run and whole in OF_MAKING):
+            continue
+        if isinstance(value, dict):
+            value = without_former(value, f"{whole}.", is_of_run=is_of_run)
+        kept[name] = value
     return kept
 
 

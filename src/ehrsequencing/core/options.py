@@ -86,6 +86,7 @@ SHARED = {
     "as_json": Option(
         bool, "Print one JSON object on stdout, nothing else", False, names=("--json",)
     ),
+    "log": Option(Path, "Add what is printed to this file, with time and level"),
     "debug": Option(bool, "Show the traceback of an error", False, is_rare=True),
     "help_all": Option(bool, "Show all options and exit", False),
 }
