@@ -26,7 +26,6 @@ from ehrsequencing.core.files import (
     disk_errors,
     entries,
     fsync,
-    holds,
     is_special,
     is_temporary,
     mode_for,
@@ -334,8 +333,9 @@ def read_manifest(folder: Path, *, what: str, verify: bool = True) -> dict[str, 
     files, required = manifest["files"], manifest.get("required", list(manifest["files"]))
     if not isinstance(required, list) or not set(map(str, required)) <= files.keys():
         raise EhrseqError("is damaged", where=str(path), fix=_AGAIN)
+    resolved = os.path.realpath(folder)
     for name in files:
-        if "\0" in name or not holds(folder, folder / name):
+        if "\0" in name or not Path(os.path.realpath(folder / name)).is_relative_to(resolved):
             raise EhrseqError(
                 "names a file outside its folder", where=str(path), fix="do not trust this folder"
             )
