@@ -30,10 +30,9 @@ _TABLE_BITS = 40  # the number of a row is table · 2⁴⁰ + its position in th
 _TEXTS = tomllib.loads(Path(__file__).with_name("rules.toml").read_text("utf-8"))
 REASONS: dict[str, str] = _TEXTS["reasons"]
 RULES: dict[str, str] = _TEXTS["rules"]
-FATES = {
-    reason: number for number, reason in enumerate(REASONS, start=1)
-}  # of rows, in `TableCounts.fates`
-_KEPT = len(REASONS) + 1
+KEPT = "kept"
+# what became of a row, by its number in `TableCounts.fates`: of several the highest counts
+FATES = {fate: number for number, fate in enumerate([*REASONS, KEPT], start=1)}
 _KINDS: dict[str, list[str]] = _TEXTS["kinds"]
 EVERYBODY, DEAD = "everybody", "dead"  # whom the rules touch is held against these people
 RuleCounts = Counter[str]  # how often each rule of RULES was applied
@@ -104,12 +103,12 @@ class TableCounts:
     @property
     def kept(self) -> int:
         """Rows that made a row of the output."""
-        return self.fates.count(_KEPT)
+        return self.fates.count(FATES[KEPT])
 
     @property
     def dropped(self) -> dict[str, int]:
         """Reason → rows."""
-        rows_by_reason = {reason: self.fates.count(fate) for reason, fate in sorted(FATES.items())}
+        rows_by_reason = {reason: self.fates.count(FATES[reason]) for reason in sorted(REASONS)}
         return {reason: rows for reason, rows in rows_by_reason.items() if rows}
 
     @property
@@ -274,20 +273,13 @@ class ImportReport:
             table.days += int(own.sum())
             table.clocks += int((~own).sum())
 
-    def keep(self, sources: Ints) -> None:
-        """Say that these rows of the source made a row of the output."""
-        self._mark(_KEPT, sources)
-
-    def lose(self, reason: str, sources: Ints) -> None:
-        """Say that these rows made a row that was dropped; one that is kept elsewhere stays kept."""
-        self._mark(FATES[reason], sources)
-
-    def _mark(self, fate: int, sources: Ints) -> None:
+    def mark(self, fate: str, sources: Ints) -> None:
+        """Say what became of these rows of the source, a key of `FATES`; one that is kept elsewhere stays kept."""
         table, position = sources >> _TABLE_BITS, sources & ((1 << _TABLE_BITS) - 1)
         tables = list(self.tables.values())
         for number in np.flatnonzero(np.bincount(table)).tolist():
             fates, at = np.frombuffer(tables[number].fates, np.uint8), position[table == number]
-            fates[at] = np.maximum(fates[at], fate)
+            fates[at] = np.maximum(fates[at], FATES[fate])
 
     def as_json(self) -> dict[str, object]:
         """The report for `metadata/import_report.json`."""
@@ -316,16 +308,11 @@ class ImportReport:
 
     def warnings(self) -> list[str]:
         """What an analyst should check before using the data."""
-        mixed = [
-            f"{self.counts[name]:,} {RULES[name]}" for name in _KINDS["warned"] if self.counts[name]
-        ]
-        lines = [line for table in self.tables.values() for line in table.warnings()]
-        return self.cautions + mixed + self._unequal() + lines
-
-    def _unequal(self) -> list[str]:
-        """Warnings of rules that touch another share of the people who died than of the others."""
-        people, out = self.people(), list[str]()
+        out, people = list(self.cautions), self.people()
         n, dead = people.pop(EVERYBODY, (0, 0))
+        for name in _KINDS["warned"]:
+            if self.counts[name]:
+                out.append(f"{self.counts[name]:,} {RULES[name]}")
         for name in sorted(people.keys() & _KINDS["of_defects"]):
             touched, died = people[name]
             some, whole = (died, touched - died), (dead, n - dead)
@@ -335,7 +322,7 @@ class ImportReport:
                     f"on {count_text(some[1])} of {count_text(whole[1])} others ({RULES[name]}): check these rows, or "
                     "risks may be wrong"
                 )
-        return out
+        return out + [line for table in self.tables.values() for line in table.warnings()]
 
     def lines(self) -> list[str]:
         """The report for a terminal."""

@@ -64,6 +64,7 @@ class MedsWriter:
         self._spilled = self.schema.set(self._code, pa.field("code", pa.int32()))
         self._spill = folder / "spill"
         self._spill.mkdir()
+        (folder / "metadata").mkdir()
         self._waiting: list[pa.Table] = []
         self._bucket_rows: Counter[int] = Counter()
         self._open: dict[int, pa.RecordBatchFileWriter] = {}
@@ -162,7 +163,8 @@ class MedsWriter:
             )
         report.codes = len(seen)
         table = pa.concat_tables(splits).sort_by("subject_id")
-        _write(self.folder / meds.subject_splits_filepath, meds.SubjectSplitSchema.align(table))
+        table = meds.SubjectSplitSchema.align(table)
+        pq.write_table(table, self.folder / meds.subject_splits_filepath)
         self._write_codes(seen)
         card = {
             "dataset_name": f"imported from {self.report.source}",
@@ -176,7 +178,7 @@ class MedsWriter:
         write_json(self.folder / "metadata" / REPORT, self.report.as_json())
 
     def _groups(self) -> Iterator[tuple[str, pa.Table]]:
-        """Splits and rows: those of neighbouring buckets of a split, joined until they are enough for a shard."""
+        """Splits and rows with their codes: those of neighbouring buckets, joined until they are enough for a shard."""
         for place, split in enumerate(SPLITS):
             last = (place + 1) * BUCKETS - 1
             group: list[int] = []
@@ -184,18 +186,15 @@ class MedsWriter:
                 group += [number] if number in self._open else []
                 is_enough = sum(self._bucket_rows[n] for n in group) >= FLUSH_ROWS
                 if group and (is_enough or number == last):
-                    yield split, self._read(group)
+                    parts = []
+                    for member in group:
+                        with pa.OSFile(str(self._path(member))) as file:
+                            parts.append(pa.ipc.open_stream(file).read_all())
+                    rows = pa.concat_tables(parts)
+                    numbers = rows["code"].combine_chunks()
+                    codes = pa.DictionaryArray.from_arrays(numbers, self._texts)
+                    yield split, rows.set_column(self._code, "code", codes)
                     group = []
-
-    def _read(self, group: list[int]) -> pa.Table:
-        """The rows of some buckets, with their codes."""
-        parts = []
-        for number in group:
-            with pa.OSFile(str(self._path(number))) as file:
-                parts.append(pa.ipc.open_stream(file).read_all())
-        rows = pa.concat_tables(parts)
-        codes = pa.DictionaryArray.from_arrays(rows["code"].combine_chunks(), self._texts)
-        return rows.set_column(self._code, "code", codes)
 
     def _write_codes(self, seen: set[str]) -> None:
         """Write the codes that were written, and their ancestors, with what is known of them."""
@@ -213,7 +212,7 @@ class MedsWriter:
             "parent_codes": [fact.parents or None for fact in known],
         }
         table = pa.table(columns, schema=meds.CodeMetadataSchema.schema())
-        _write(self.folder / meds.code_metadata_filepath, table)
+        pq.write_table(table, self.folder / meds.code_metadata_filepath)
 
 
 def _ends_on_last_day(ends: Mapping[int, int]) -> int:
@@ -263,8 +262,3 @@ def _write_data(path: Path, rows: pa.Table) -> None:
     ) as writer:
         writer.add_key_value_metadata({b"ARROW:schema": base64.b64encode(plain.serialize())})
         writer.write_table(rows)
-
-
-def _write(path: Path, table: pa.Table) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(table, path)

@@ -100,8 +100,31 @@ class DataCheck:
     tasks: list[TaskCheck]  # what each task makes of it
 
     def __repr__(self) -> str:
-        lines = [f"{label:>14}  {text}" for label, text in _fact_lines(self.facts)]
-        lines += [f"warning: {text}" for text in self.facts["warnings"]]
+        facts, visits, rows = self.facts, self.facts["visits"], self.facts["rows"]
+        subjects, codes, years = (
+            facts["subjects"],
+            facts["codes"],
+            " to ".join(map(str, facts["years"])),
+        )
+        by_split = ", ".join(f"{subjects[name]:,} {name}" for name in SPLITS)
+        long = visits[f"over_{LONG_VISIT_DAYS}_days"]
+        longer = f"; {long:,} longer than {LONG_VISIT_DAYS} days" if long else ""
+        shifted = ", mostly after today: dates are not those of the calendar"
+        shifted = shifted if facts["calendar"]["beyond_today"] else ""
+        told = {
+            "subjects": f"{subjects['all']:,} ({by_split}); {subjects['without_birth']:,} without a birth",
+            "splits": _SPLIT_WORDS[facts["splits"]],
+            "rows": f"{rows['all']:,} in {rows['shards']:,} shards; {rows['static']:,} without a time, "
+            f"{rows['with_number']:,} with a number",
+            "years": (years or "no row but births") + shifted,
+            "codes": f"{codes['all']:,}, of which {codes['tokens']:,} become tokens",
+            "visits": f"{visits['all']:,}{longer}; on average {visits['per_subject']:,} a subject, with "
+            f"{visits['codes_per_visit']:,} codes each",
+        }
+        if late := facts["late_rows"]:
+            told["late rows"] = f"{LateRows(**late).text}: they do not move the data's end"
+        lines = [f"{label:>14}  {text}" for label, text in told.items()]
+        lines += [f"warning: {text}" for text in facts["warnings"]]
         lines += fix_lines(self.fixes) or ["nothing to fix"]
         for task in self.tasks:
             lines += attrition_lines(task.task, task.attrition, warnings=task.warnings)
@@ -237,31 +260,6 @@ _SPLIT_WORDS = {
     "date": "by the date of the index",
     "site": "by site",
 }
-
-
-def _fact_lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    subjects, rows, codes = facts["subjects"], facts["rows"], facts["codes"]
-    visits = facts["visits"]
-    by_split = ", ".join(f"{subjects[name]:,} {name}" for name in SPLITS)
-    births = f"{subjects['without_birth']:,} without a birth"
-    shards = f"in {rows['shards']:,} shards; {rows['static']:,} without a time, {rows['with_number']:,} with a number"
-    each = f"{visits['per_subject']:,} a subject, with {visits['codes_per_visit']:,} codes each"
-    longer = undated = ""
-    if facts["calendar"]["beyond_today"]:
-        undated = ", mostly after today: dates are not those of the calendar"
-    if long := visits[f"over_{LONG_VISIT_DAYS}_days"]:
-        longer = f"; {long:,} longer than {LONG_VISIT_DAYS} days"
-    lines = [
-        ("subjects", f"{subjects['all']:,} ({by_split}); {births}"),
-        ("splits", _SPLIT_WORDS[facts["splits"]]),
-        ("rows", f"{rows['all']:,} {shards}"),
-        ("years", (" to ".join(map(str, facts["years"])) or "no row but births") + undated),
-        ("codes", f"{codes['all']:,}, of which {codes['tokens']:,} become tokens"),
-        ("visits", f"{visits['all']:,}{longer}; on average {each}"),
-    ]
-    if late := facts["late_rows"]:
-        lines.append(("late rows", f"{LateRows(**late).text}: they do not move the data's end"))
-    return lines
 
 
 def fix_lines(fixes: Mapping[str, int]) -> list[str]:

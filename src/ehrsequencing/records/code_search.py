@@ -104,7 +104,11 @@ def find_codes(
     """
     reader, descriptions = MedsReader(data, settings), read_descriptions(data)
     parents = read_parents(data)
-    fits = _filter(text, descriptions, parents)
+    is_pattern = text.startswith(("re:", "under:")) or text.endswith("*")
+    matcher, words = (
+        CodeMatcher([text] if is_pattern else (), parents=parents),
+        text.casefold().split(),
+    )
     counts, tick = CodeCounts(), Steps(reader, 0, progress)
     for path in reader.shards:
         counts.add(reader.read(path))
@@ -113,8 +117,12 @@ def find_codes(
     listed = {*descriptions, *parents}
     is_real = not is_simulation(data)
     matches = []
-    for code in filter(fits, {*subjects, *listed}):
+    for code in {*subjects, *listed}:
+        place = f"{code} {_describe(code, descriptions)}".casefold()
+        fits = matcher(code) if is_pattern else all(word in place for word in words)
         people = subjects[code]
+        if not fits:
+            continue
         if is_real and code not in listed and people < FEWEST_NAMED:
             continue
         few = is_real and 0 < people < SMALLEST_COUNT
@@ -122,8 +130,8 @@ def find_codes(
         matches.append(FoundCode(code, _describe(code, descriptions), *shown))
     if not matches:
         known = listed if is_real else listed.union(subjects)
-        words = re.findall(r"\w{3,}", " ".join([*known, *descriptions.values()]).casefold())
-        close = [what_comes_close(word, words) for word in text.casefold().split()]
+        used = re.findall(r"\w{3,}", " ".join([*known, *descriptions.values()]).casefold())
+        close = [what_comes_close(word, used) for word in words]
         raise EhrseqError(
             f"no code fits {text!r}",
             where=str(data),
@@ -140,21 +148,6 @@ def _describe(code: str, descriptions: Mapping[str, str]) -> str:
     """What a code is, or what the visit is that it ends or is a part of; empty where nothing says so."""
     whole = code.removesuffix("//END").removesuffix("//PART")
     return descriptions.get(code) or descriptions.get(whole) or _VISITS.get(whole, "")
-
-
-def _filter(
-    text: str, descriptions: Mapping[str, str], parents: Mapping[str, list[str]]
-) -> Callable[[str], bool]:
-    """Whether a code fits a text."""
-    if text.startswith(("re:", "under:")) or text.endswith("*"):
-        return CodeMatcher([text], parents=parents)
-    words = text.casefold().split()
-
-    def fits(code: str) -> bool:
-        place = f"{code} {_describe(code, descriptions)}".casefold()
-        return all(word in place for word in words)
-
-    return fits
 
 
 # ---- task templates: five common questions in `config/templates/`, with names such as `$ADMISSION` for codes ----

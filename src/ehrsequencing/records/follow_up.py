@@ -84,6 +84,17 @@ def count_ends(
     is_last = (code_us != STATIC) & (code_us // DAY_US == other_us // DAY_US)
     designed_us = designed_end(builder.task.censoring, record.birth_us, dataset_end_us)
     is_late = (designed_us == end_us) & (row_us < end_us - LONG_DAYS * DAY_US) & (end_us != NEVER)
+    # per outcome: who has a confirmed code of it, and who codes that are not confirmed only
+    unsure, sure = np.array([code.endswith(PROVISIONAL) for code in events.codes]), Counter[str]()
+    for (name, patterns), matcher in zip(
+        builder.task.outcome.items(), builder.cause_codes, strict=False
+    ):
+        if unsure.any():
+            known = np.unique(record.subject[matcher.events(events)])
+            is_other = CodeMatcher(patterns, parents=builder.parents).mask(events.codes) & unsure
+            others = np.unique(record.subject[is_other[events.code]])
+            sure[f"confirmed {name}"] = len(known)
+            sure[f"unconfirmed {name}"] = len(np.setdiff1d(others, known))
     who = np.unique(rows.subject)
     deaths = {"dated": DEATH, "undated": UNDATED_DEATH, "doubtful": DOUBTFUL_DEATH}
     return {
@@ -91,28 +102,11 @@ def count_ends(
             f"{name}_deaths": int(np.isin(who, record.subject[events.is_code(code)]).sum())
             for name, code in deaths.items()
         },
-        **_count_unsure(builder, record),
+        **sure,
         "without_event": len(first),
         "end_on_last_day": int(is_last.sum()),
         "end_years_after": int(is_late.sum()),
     }
-
-
-def _count_unsure(builder: CohortBuilder, record: Record) -> Counter[str]:
-    """Per outcome: subjects with a confirmed code of it, and those with codes that are not confirmed only."""
-    events, counts = record.events, Counter[str]()
-    is_unsure = np.array([code.endswith(PROVISIONAL) for code in events.codes])
-    for (name, patterns), sure in zip(
-        builder.task.outcome.items(), builder.cause_codes, strict=False
-    ):
-        if not is_unsure.any():
-            break
-        known = np.unique(record.subject[sure.events(events)])
-        unsure = CodeMatcher(patterns, parents=builder.parents).mask(events.codes) & is_unsure
-        others = np.unique(record.subject[unsure[events.code]])
-        counts[f"confirmed {name}"] = len(known)
-        counts[f"unconfirmed {name}"] = len(np.setdiff1d(others, known))
-    return counts
 
 
 def undated_bounds(

@@ -94,7 +94,26 @@ def read_index_times(path: Path, *, cohort_id: int | None = None) -> IndexTimes:
             where=str(path),
             fix=f"it needs subject_id and one of {', '.join(_MOMENTS)}",
         )
-    table = _one_cohort(table, names.get(_COHORT_ID), cohort_id, path)
+    column = names.get(_COHORT_ID)
+    if column is None and cohort_id is not None:
+        raise EhrseqError(
+            f"has no column {_COHORT_ID}", where=str(path), fix="leave index.cohort_id out"
+        )
+    if column is not None:
+        distinct = pc.unique(table[column]).to_pylist()
+        if cohort_id is None and len(distinct) > 1:
+            raise EhrseqError(
+                f"holds {len(distinct)} cohorts",
+                where=str(path),
+                fix="name one with index.cohort_id",
+            )
+        if cohort_id not in (None, *distinct):
+            raise EhrseqError(
+                f"holds no cohort {cohort_id}",
+                where=f"{path}, {column}",
+                fix=f"it holds {len(distinct)} other cohorts",
+            )
+        table = table if cohort_id is None else table.filter(pc.equal(table[column], cohort_id))
     ids = subject_ids(table[names["subject_id"]], path).to_numpy()
     times = _times(table[moment], path)
     if not len(ids):
@@ -183,27 +202,6 @@ def _read(path: Path) -> pa.Table:
                 "cannot be read as CSV", where=str(path), fix="save it as CSV again"
             ) from error
     return read_table(path)
-
-
-def _one_cohort(table: pa.Table, column: str | None, cohort_id: int | None, path: Path) -> pa.Table:
-    if column is None and cohort_id is None:
-        return table
-    if column is None:
-        raise EhrseqError(
-            f"has no column {_COHORT_ID}", where=str(path), fix="leave index.cohort_id out"
-        )
-    distinct = pc.unique(table[column]).to_pylist()
-    if cohort_id is None and len(distinct) > 1:
-        raise EhrseqError(
-            f"holds {len(distinct)} cohorts", where=str(path), fix="name one with index.cohort_id"
-        )
-    if cohort_id is not None and cohort_id not in distinct:
-        raise EhrseqError(
-            f"holds no cohort {cohort_id}",
-            where=f"{path}, {column}",
-            fix=f"it holds {len(distinct)} other cohorts",
-        )
-    return table if cohort_id is None else table.filter(pc.equal(table[column], cohort_id))
 
 
 def _times(column: pa.ChunkedArray, path: Path) -> Ints:

@@ -71,7 +71,7 @@ from ehrsequencing.records.timelines import (
     TaskRows,
     Timelines,
 )
-from ehrsequencing.records.visits import make_record, study_of_days
+from ehrsequencing.records.visits import make_record
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.records.vocabulary_fit import VocabularyFit
 
@@ -118,7 +118,15 @@ class ShardWork:
             values = study.visits.model_dump() | dict(noted)
             visits = validated(VisitsConfig, values, where=f"{data}/metadata/dataset.json")
             study = study.model_copy(update={"visits": visits})
-        study = study_of_days(study, tasks)
+        if len({task.same_day == "after" for task in tasks}) > 1:
+            raise EhrseqError(
+                "same_day: after of one task moves the dates of all records to the end of their day",
+                where=", ".join(task.name for task in tasks),
+                fix="prepare tasks with and without it apart",
+            )
+        if any(task.same_day == "after" for task in tasks):
+            visits = study.visits.model_copy(update={"dates": "last"})
+            study = study.model_copy(update={"visits": visits})
         reader, parents = MedsReader(data, study.data, study), read_parents(data)
         ends = [code for task in tasks for code in task.censoring.code or ()]
         reader.ends = CodeMatcher([*ENDS, *ends], parents=parents)

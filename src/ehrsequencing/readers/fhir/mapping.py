@@ -158,8 +158,12 @@ def rows_of(resource: Resource, known: Known, counts: RuleCounts) -> Iterable[Ro
         or (certainty := certainty_of(resource) if kind in _JUDGED else "") == "absent"
     ):
         return "not_done"
-    if kind == "Observation" and _is_of_another(resource, known):
+    if kind == "Observation" and extensions(resource, "extension", "observation-focusCode"):
         return "of_another"
+    for one in walk(resource, "focus") if kind == "Observation" else ():
+        name = referred_id({"one": one}, "one", "Patient")
+        if name is None or known.record(name) != _subject(resource, "subject", known):
+            return "of_another"  # somebody or something else, as an unborn child
     if f"{kind}/{text(resource, 'id')}" in known.replaced:
         return "adjusted"
     modifiers = resource.get("modifierExtension")
@@ -207,18 +211,6 @@ def rows_inside(
                 for row in rows
             ]
         yield part, rows
-
-
-def _is_of_another(resource: Resource, known: Known) -> bool:
-    """Whether a result is about somebody or something else than its subject, as an unborn child."""
-    own = _subject(resource, "subject", known)
-    others = [
-        one
-        for one in walk(resource, "focus")
-        if (name := referred_id({"one": one}, "one", "Patient")) is None
-        or known.record(name) != own
-    ]
-    return bool(others or extensions(resource, "extension", "observation-focusCode"))
 
 
 def _codes(part: Resource, kind: str, find: Find) -> list[Coded]:
@@ -342,30 +334,27 @@ def _encounter(resource: Resource, known: Known, counts: RuleCounts) -> list[Row
         site=text(resource, "serviceProvider.reference"),
         left=_left(resource),
     )
-    visits = _earlier_classes(resource, visit, kind)
+    # each class of its history from the moment at which the encounter had it
+    visits, since = list[Row](), None
+    for item in walk(resource, "classHistory"):
+        start = days_of(text(item, "period.start"))[0]
+        if start is not None and class_of(item) == kind:
+            since = since or start
+        elif start is not None:
+            earlier = visit._replace(time=start, inpatient=False, left=None)
+            visits.append(
+                earlier._replace(
+                    end=days_of(text(item, "period.end"))[1],
+                    code=f"ENCOUNTER//{class_of(item)}",
+                    acute=class_of(item) in _TERMS["acute"],
+                )
+            )
+    if visits and since is None:
+        since = visits[-1].end
+    visits.append(visit._replace(time=since or visit.time))
     types = coded_as(walk(resource, "type"), known.find, uncoded=f"{UNCODED}ENCOUNTER")
     event = Row(Role.EVENT, subject, last, None, encounter=encounter)
     return [*visits, *(_coded_rows(event, types) if types else [])]
-
-
-def _earlier_classes(resource: Resource, visit: Row, kind: str) -> list[Row]:
-    """A visit with those of its `classHistory`: each class from the moment at which the encounter had it."""
-    earlier, since = list[Row](), None
-    for item in walk(resource, "classHistory"):
-        start = days_of(text(item, "period.start"))[0]
-        if start is None:
-            continue
-        if class_of(item) == kind:
-            since = since or start
-            continue
-        end, code = days_of(text(item, "period.end"))[1], f"ENCOUNTER//{class_of(item)}"
-        acute = class_of(item) in _TERMS["acute"]
-        earlier.append(
-            visit._replace(time=start, end=end, code=code, acute=acute, inpatient=False, left=None)
-        )
-    if earlier and since is None:
-        since = earlier[-1].end
-    return [*earlier, visit._replace(time=since or visit.time)]
 
 
 def class_of(resource: Resource) -> str:

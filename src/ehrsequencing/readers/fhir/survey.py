@@ -291,16 +291,32 @@ class FhirFile:
         Raises:
             EhrseqError: The file cannot be read, or a document is no JSON.
         """
-        self.bad_lines = []
+        self.bad_lines, where = [], self.where
         try:
-            if self.is_lines:
-                yield from self._of_lines()
-            else:
-                yield from entries_of(
-                    parse_json(read_unpacked(self.path, where=self.where), distinct=False)
-                )
+            if not self.is_lines:
+                whole = parse_json(read_unpacked(self.path, where=where), distinct=False)
+                yield from entries_of(whole)
+                return
+            with _opened(self.path) as file:
+                lines = iter(lambda: file.readline(LONGEST_LINE), b"")
+                for number, line in enumerate(lines, start=1):
+                    if line.isspace():
+                        continue
+                    where = f"{self.where}, line {number}"
+                    try:
+                        document = parse_json(line.removeprefix(codecs.BOM_UTF8), distinct=False)
+                    except HalfSurrogate:
+                        raise
+                    except ValueError:
+                        self.bad_lines.append(number)
+                        yield Entry(None, is_there=False)
+                        continue
+                    if isinstance(document, dict):
+                        yield from entries_of(document)
+                    else:
+                        yield Entry(document)
         except HalfSurrogate as error:
-            raise EhrseqError(error.what, where=self.where, fix=_IN_UTF8) from error
+            raise EhrseqError(error.what, where=where, fix=_IN_UTF8) from error
         except _BAD as error:
             kind = "one resource a line" if self.is_lines else "JSON"
             raise EhrseqError(
@@ -308,27 +324,6 @@ class FhirFile:
                 where=self.where,
                 fix=f"check that the file is whole, and holds {kind} in UTF-8",
             ) from error
-
-    def _of_lines(self) -> Iterator[Entry]:
-        with _opened(self.path) as file:
-            lines = iter(lambda: file.readline(LONGEST_LINE), b"")
-            for number, line in enumerate(lines, start=1):
-                if line.isspace():
-                    continue
-                try:
-                    document = parse_json(line.removeprefix(codecs.BOM_UTF8), distinct=False)
-                except HalfSurrogate as error:
-                    raise EhrseqError(
-                        error.what, where=f"{self.where}, line {number}", fix=_IN_UTF8
-                    ) from error
-                except ValueError:
-                    self.bad_lines.append(number)
-                    yield Entry(None, is_there=False)
-                    continue
-                if isinstance(document, dict):
-                    yield from entries_of(document)
-                else:
-                    yield Entry(document)
 
 
 def _opened(path: Path) -> Any:
@@ -351,7 +346,15 @@ def fhir_files(source: Path) -> list[FhirFile]:
         )
     files = []
     for number, path in enumerate(paths, start=1):
-        is_lines = _suffix(path) in _LINES or _is_json_of_lines(path)
+        is_lines = _suffix(path) in _LINES
+        if not is_lines:  # some servers call NDJSON `.json`
+            try:
+                with _opened(path) as file:
+                    first, second = file.readline(LONGEST_LINE), file.readline(LONGEST_LINE)
+                if second.strip():
+                    is_lines = kind_of(parse_json(first, distinct=False)) is not None
+            except _BAD:
+                pass
         unnamed = f"{source}, file {number} of {len(paths)} in order of their names"
         files.append(FhirFile(path, is_lines, str(path) if is_lines else unnamed))
     return files
@@ -360,13 +363,3 @@ def fhir_files(source: Path) -> list[FhirFile]:
 def _suffix(path: Path) -> str:
     is_hidden = path.name.startswith(".")
     return "" if is_hidden else Path(path.name.lower().removesuffix(".gz")).suffix
-
-
-def _is_json_of_lines(path: Path) -> bool:
-    """Whether a `.json` file holds one resource a line, as some servers call NDJSON."""
-    try:
-        with _opened(path) as file:
-            first, second = file.readline(LONGEST_LINE), file.readline(LONGEST_LINE)
-        return bool(second.strip()) and kind_of(parse_json(first, distinct=False)) is not None
-    except _BAD:
-        return False

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from ehrsequencing.config.importing import MISSING
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.readers.cells import NO_NUMBER, NO_TEXT, Block, form_of_ids, parse_times
+from ehrsequencing.readers.cells import FORMS_OF_IDS, NO_NUMBER, NO_TEXT, Block, parse_times
 from ehrsequencing.readers.import_report import MOST_UNSURE, UNSURE, TableCounts
 from ehrsequencing.readers.omop.database import (
     VOCABULARY_TABLES,
@@ -134,7 +134,15 @@ def _opened(source: str) -> Iterator[Tables]:
         tables: dict[str, list[SourceTable]] = {}
         for alias, table in source_tables:
             name = _ALIASES.get(alias, alias)
-            _refuse_expressions(table, _columns(name))
+            for header in table.names:
+                # a header may be an SQL expression, as date(x,'unixepoch')
+                meant = sorted(set(_NAME.findall(_QUOTED.sub("", header))) & set(_columns(name)))
+                if meant and header not in meant:
+                    raise EhrseqError(
+                        f"the header {header!r} is an expression, and no column's name",
+                        where=table.where,
+                        fix=f"name the column that it holds: {' or '.join(meant)}",
+                    )
             tables.setdefault(name, []).append(table)
         if "person" not in tables:
             raise EhrseqError(
@@ -176,18 +184,6 @@ def _files(source: str, names: set[str]) -> Sequence[tuple[str, SourceTable]]:
         for name, path in one_file_each(paths).items()
         for file in (sorted(path.glob("*.parquet")) if path.is_dir() else [path])
     ]
-
-
-def _refuse_expressions(table: SourceTable, wanted: list[str]) -> None:
-    """Refuse a header that is an SQL expression, as date(x,'unixepoch'), for a column that is read."""
-    for header in table.names:
-        meant = sorted(set(_NAME.findall(_QUOTED.sub("", header))) & set(wanted))
-        if meant and header not in meant:
-            raise EhrseqError(
-                f"the header {header!r} is an expression, and no column's name",
-                where=table.where,
-                fix=f"name the column that it holds: {' or '.join(meant)}",
-            )
 
 
 def _dates(name: str) -> list[str]:
@@ -235,7 +231,6 @@ def _read_tables(tables: Tables, job: Import, add: Callable[[pa.Table], None]) -
             if spec is not None:
                 add(_events(block, base, spec, concepts, job))
             elif name == "person":
-                _refuse_names(block)
                 numbers += pc.drop_null(block.name(_NUMBER)).chunks
                 add(_persons(block, base, concepts))
             elif name == "death":
@@ -280,20 +275,6 @@ def _check(
         file.check(*needed)
 
 
-def _refuse_names(block: Block) -> None:
-    """Refuse person ids that are not whole numbers."""
-    ids = block.rows["person_id"]
-    if not is_text(ids.type):
-        return
-    bad = ids.filter(pc.invert(pc.match_substring_regex(ids, _NUMBER_ID)))
-    if len(bad):
-        raise EhrseqError(
-            f"column person_id holds {form_of_ids(bad)} instead of whole numbers ({len(bad):,} ids)",
-            where="table person",
-            fix="number the persons 1, 2, 3 … (no leading zeros), with the same numbers in every table",
-        )
-
-
 def _moment(block: Block, stem: str) -> pa.ChunkedArray:
     """(n,) the time of the `_datetime` column; the date at midnight without one, or if it lies days away."""
     return block.agreed(f"{stem}_datetime", block.times(f"{stem}_date"))
@@ -307,7 +288,17 @@ def _concept(block: Block, stem: str) -> pa.ChunkedArray:
 
 
 def _persons(block: Block, base: Mapping[str, Any], concepts: Concepts) -> pa.Table:
-    """Persons with their births, and sex, race and ethnicity without a time."""
+    """Persons with their births, and sex, race and ethnicity without a time; ids must be whole numbers."""
+    ids = block.rows["person_id"]
+    if is_text(ids.type):
+        bad = ids.filter(pc.invert(pc.match_substring_regex(ids, _NUMBER_ID)))
+        for form, pattern in FORMS_OF_IDS.items():
+            if pc.any(pc.match_substring_regex(bad, pattern)).as_py():
+                raise EhrseqError(
+                    f"column person_id holds {form} instead of whole numbers ({len(bad):,} ids)",
+                    where="table person",
+                    fix="number the persons 1, 2, 3 … (no leading zeros), with the same numbers in every table",
+                )
     given, moment = [block.whole(part) for part in _BIRTH_PARTS], block.times("birth_datetime")
     # what is missing is that of a moment in this year, or 1
     moment = pc.if_else(pc.equal(pc.year(moment), given[0]), moment, pa.scalar(None, moment.type))
@@ -389,7 +380,7 @@ def _events(
         made = made.set_column(made.column_names.index("role"), "role", role)
     is_absent = np.asarray(_says(few["status"], _TERMS["absent"]))[place]
     job.report.counts["not_done"] += int(is_absent.sum())
-    job.report.lose("not_done", block.source.to_numpy()[is_absent])
+    job.report.mark("not_done", block.source.to_numpy()[is_absent])
     return made.filter(pa.array(~is_absent))
 
 
