@@ -316,11 +316,11 @@ def fix(
     events = _rename(events, DEATH, DEATH_NAMES, fixes, "death_name")
     if declared_us is not None:
         # a year of 9999 means unknown, and is dropped later; static rows are early
-        late = np.flatnonzero((events.time_us > declared_us) & (events.time_us < MAX_US))
-        if len(late):
+        after = np.flatnonzero((events.time_us > declared_us) & (events.time_us < MAX_US))
+        if len(after):
             raise EhrseqError(
-                f"{len(late)} rows are after the date of extraction",
-                where=f"{path}, row {late[0]}",
+                f"{len(after)} rows are after the date of extraction",
+                where=f"{path}, row {after[0]}",
                 fix="correct data.extracted or the data",
             )
     values = values or ValuesConfig()

@@ -60,7 +60,12 @@ def fit_scale(value: Floats, owner: NDArray[np.uint32], *, enough: int) -> Scale
     starts, first_shared = _groups(value, owner, enough)
     group, n = number_runs(starts, len(value)), len(value)
     stop = np.append(starts[1:], n)
-    weight = _weights(group, stop - starts, owner)
+    # the people of a group weigh the same, and its values together as many as they are
+    weight, pair = np.ones(n), (group.astype(np.uint64) << np.uint64(32)) | owner
+    if not opens_run(np.sort(pair)).all():
+        pairs, inverse, count = np.unique(pair, return_inverse=True, return_counts=True)
+        people = np.bincount((pairs >> np.uint64(32)).astype(np.int64))
+        weight = ((stop - starts) / people).take(group) / count.take(inverse)
     mean = float((weight * value).sum()) / n
     sd = float(np.sqrt((weight * (value - mean) ** 2).sum() / n))
     means = np.add.reduceat(weight * value, starts) / (stop - starts)
@@ -104,16 +109,6 @@ def _groups(value: Floats, owner: NDArray[np.uint32], enough: int) -> tuple[Ints
     first_rows = np.sort(np.append(np.array(starts, dtype=np.int64), shared))
     first_rows[0] = 0  # too few people at the very start join the group after them
     return first_rows, shared
-
-
-def _weights(group: Ints, size: Ints, owner: NDArray[np.uint32]) -> Floats:
-    """(n,) weight of each value: the people of a group weigh the same, and its values together as many as they are."""
-    pair = (group.astype(np.uint64) << np.uint64(32)) | owner
-    if opens_run(np.sort(pair)).all():
-        return np.ones(len(group))
-    pairs, inverse, count = np.unique(pair, return_inverse=True, return_counts=True)
-    people = np.bincount((pairs >> np.uint64(32)).astype(np.int64))
-    return np.asarray((size / people).take(group) / count.take(inverse))
 
 
 def between_float32(number: Floats, shared: Floats | tuple[float, ...] = ()) -> Floats:

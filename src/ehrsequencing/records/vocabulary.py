@@ -256,15 +256,38 @@ class Vocabulary(Hinted):
         return np.asarray(np.interp(share, np.linspace(0.0, 1.0, KNOTS), knots))
 
     def ranks(self, ids: Ints32, value: NDArray[np.floating]) -> Floats:
-        """(n,) rank, from 0 to 1, of each number among the training numbers of its token; NaN without one."""
+        """(n,) rank, from 0 to 1, of each number among the training numbers of its token; NaN without one.
+
+        Tied quantiles get the middle of their run, other numbers interpolate. One binary search covers all scales and
+        numbers at once, so that numbers need not be sorted by scale.
+        """
         out, scale = np.full(len(ids), np.nan), self.scale.take(ids)
         rows = np.flatnonzero(~np.isnan(value) & (scale >= 0))
-        out[rows] = self._ranks.of(scale.take(rows), value.take(rows).astype(np.float64))
+        scale, number = scale.take(rows), value.take(rows).astype(np.float64)
+        knots, last = self.knots.ravel(), KNOTS - 1
+        start = scale * np.int64(KNOTS)
+        place, left = start.copy(), KNOTS
+        while left:  # how many knots are below the number
+            half = (left + 1) // 2
+            place += half * (knots[half - 1 :].take(place) < number)
+            left -= half
+        below = place - start
+        low, at = np.maximum(below - 1, 0), np.minimum(below, last) + start
+        at_low, at_high = knots.take(low + start), knots.take(at)
+        width = at_high - at_low
+        between = low + (number - at_low) / np.where(width > 0, width, 1.0)
+        rank = np.where(at_high == number, self._middle.take(at), between)
+        out[rows] = np.clip(rank, 0, last) / last
         return out
 
     @cached_property
-    def _ranks(self) -> "_Ranks":
-        return _Ranks(self.knots)
+    def _middle(self) -> Floats:
+        """(n · 129,) the middle of each knot's run of equal knots."""
+        opens = np.ones(self.knots.shape, dtype=bool)
+        opens[:, 1:] = self.knots[:, 1:] != self.knots[:, :-1]
+        first = np.flatnonzero(opens.ravel())
+        length = np.diff(first, append=opens.size)
+        return np.repeat(first % KNOTS + (length - 1) / 2, length)
 
     @cached_property
     def _first_bin(self) -> Ints32:
@@ -314,42 +337,3 @@ class Vocabulary(Hinted):
                 "is damaged", where=str(folder / "vocabulary"), fix="make the folder again"
             ) from error
         return vocabulary
-
-
-class _Ranks:
-    """Rank in [0, 1] of numbers among the quantiles of their scales.
-
-    Tied values get the middle of their run, others interpolate. One binary search covers all scales and numbers at
-    once, so that numbers need not be sorted by scale.
-
-    >>> import numpy as np
-    >>> ranks = _Ranks(np.array([[0.0, 1.0, 1.0, 1.0, 4.0]]))
-    >>> ranks.of(np.zeros(5, np.int32), np.array([-1.0, 0.5, 1.0, 4.0, 9.0]))
-    array([0.   , 0.125, 0.5  , 1.   , 1.   ])
-    """
-
-    def __init__(self, knots: Floats) -> None:
-        self.per_scale, self.knots = knots.shape[1], knots.ravel()
-        opens = np.ones(knots.shape, dtype=bool)
-        opens[:, 1:] = knots[:, 1:] != knots[:, :-1]
-        first = np.flatnonzero(opens.ravel())
-        length = np.diff(first, append=opens.size)
-        # the middle of each knot's run of equal knots
-        self.middle = np.repeat(first % self.per_scale + (length - 1) / 2, length)
-
-    def of(self, scale: Ints32, value: Floats) -> Floats:
-        """Rank (n,) of each number in its scale."""
-        start, last = scale * np.int64(self.per_scale), self.per_scale - 1
-        place, left = start.copy(), self.per_scale
-        while left:  # how many knots are below the number
-            half = (left + 1) // 2
-            place += half * (self.knots[half - 1 :].take(place) < value)
-            left -= half
-        below = place - start
-        low, at = np.maximum(below - 1, 0), np.minimum(below, last) + start
-        at_low, at_high = self.knots.take(low + start), self.knots.take(at)
-        width = at_high - at_low
-        between = low + (value - at_low) / np.where(width > 0, width, 1.0)
-        return np.asarray(
-            np.clip(np.where(at_high == value, self.middle.take(at), between), 0, last) / last
-        )

@@ -93,7 +93,12 @@ class VocabularyFit:
         first = np.flatnonzero(opens_run(code, subject.take(rows)))
         self.subjects += np.bincount(code[first], minlength=len(self.number))
         self.rows += np.bincount(code, minlength=len(self.number))
-        self._update_kinds(code.take(first), subject.take(rows.take(first)))
+        # the subjects of each type that few people have yet; soon there is none
+        kind = self._kind.take(code.take(first))
+        few = np.flatnonzero(self.kind_subjects.take(kind) < self.settings.min_subjects)
+        who = subject.take(rows.take(first.take(few)))
+        pairs = np.unique(np.stack([kind.take(few), who]), axis=1)
+        self.kind_subjects += np.bincount(pairs[0], minlength=len(self.kinds))
         if self.value_settings.mode == "none":
             return
         valued = np.flatnonzero(~np.isnan(events.value.take(rows)))
@@ -106,17 +111,19 @@ class VocabularyFit:
             identity ^ time.view(np.uint64) ^ value.astype(np.float64).view(np.uint64)
         )
         # half of the hash as the owner: two people may share it and count as one, but never one as two
-        who = (identity >> np.uint64(32)).astype(np.uint32)
-        self._values.add(code, hashed, value, who)
+        half = (identity >> np.uint64(32)).astype(np.uint32)
+        self._values.add(code, hashed, value, half)
         if self.value_settings.carry:
+            # scales of SINCE (gaps between a subject's values of one code) and COUNT (their number)
             timed = np.flatnonzero(time != STATIC)
-            self._update_summaries(
-                code.take(timed),
-                owner.take(timed),
-                time.take(timed),
-                hashed.take(timed),
-                who.take(timed),
-            )
+            code, owner, time = code.take(timed), owner.take(timed), time.take(timed)
+            hashed, half = hashed.take(timed), half.take(timed)
+            opens = opens_run(code, owner)
+            first, later = np.flatnonzero(opens), np.flatnonzero(~opens)
+            gaps = (time[later] - time[later - 1]) / DAY_US
+            self._gaps.add(code[later], hashed[later], gaps, half[later])
+            counts = np.diff(first, append=len(code)).astype(np.float64)
+            self._counts.add(code[first], hashed[first], counts, half[first])
 
     def _numbers(self, codes: tuple[str, ...]) -> Ints:
         kinds = []
@@ -131,33 +138,6 @@ class VocabularyFit:
         self.numbered = _longer(self.numbered, len(self.number))
         self.kind_subjects = _longer(self.kind_subjects, len(self.kinds))
         return np.array([self.number[c] for c in codes], dtype=np.int64)
-
-    def _update_kinds(self, code: Ints, subject: Ints) -> None:
-        """Count the subjects of each type of codes, from distinct pairs of code and subject."""
-        kind = self._kind.take(code)
-        # rows of types that few people have yet; soon there are none
-        few = np.flatnonzero(self.kind_subjects.take(kind) < self.settings.min_subjects)
-        pairs = np.unique(np.stack([kind.take(few), subject.take(few)]), axis=1)
-        self.kind_subjects += np.bincount(pairs[0], minlength=len(self.kinds))
-
-    def _update_summaries(
-        self,
-        code: Ints,
-        subject: Ints,
-        time: Ints,
-        hashed: NDArray[np.uint64],
-        who: NDArray[np.uint32],
-    ) -> None:
-        """Scales of SINCE (gaps between a subject's values of one code) and COUNT (their number)."""
-        first = np.flatnonzero(opens_run(code, subject))
-        same = np.ones(len(code), dtype=bool)
-        same[first] = False
-        later = np.flatnonzero(same)
-        self._gaps.add(
-            code[later], hashed[later], (time[later] - time[later - 1]) / DAY_US, who[later]
-        )
-        counts = np.diff(first, append=len(code)).astype(np.float64)
-        self._counts.add(code[first], hashed[first], counts, who[first])
 
     def merge(self, other: "VocabularyFit") -> None:
         """Add what another fit has collected from other subjects: the same as having seen them."""
