@@ -30,7 +30,9 @@ from ehrsequencing.records.shards import PROCESSES, ShardWork, joblib_backend
 from ehrsequencing.records.survey import Progress
 from ehrsequencing.records.timelines import TaskRows, Timelines, open_arrays
 from ehrsequencing.records.vocabulary import Vocabulary
+from ehrsequencing.records.words import lines_of
 
+_TEMPLATES = Path(__file__).with_name("templates")
 LONG_VISIT_DAYS = 30
 FEW_KNOWN = 0.1  # share of the training subjects' rows with a token, below which a model learns next to nothing
 FEW_FOLLOWED = 0.1  # share of subjects whose state at a horizon is known, below which its risk can hardly be evaluated
@@ -100,46 +102,22 @@ class DataCheck:
     tasks: list[TaskCheck]  # what each task makes of it
 
     def __repr__(self) -> str:
-        facts, visits, rows = self.facts, self.facts["visits"], self.facts["rows"]
-        subjects, codes, years = (
-            facts["subjects"],
-            facts["codes"],
-            " to ".join(map(str, facts["years"])),
+        subjects, late = self.facts["subjects"], self.facts["late_rows"]
+        lines = lines_of(
+            _TEMPLATES / "facts.txt.jinja",
+            f=self.facts,
+            by_split={name: subjects[name] for name in SPLITS},
+            splits=_SPLIT_WORDS,
+            long=self.facts["visits"][f"over_{LONG_VISIT_DAYS}_days"],
+            LONG_VISIT_DAYS=LONG_VISIT_DAYS,
+            late=LateRows(**late) if late else None,
+            fixes=fix_lines(self.fixes),
         )
-        by_split = ", ".join(f"{subjects[name]:,} {name}" for name in SPLITS)
-        long = visits[f"over_{LONG_VISIT_DAYS}_days"]
-        longer = f"; {long:,} longer than {LONG_VISIT_DAYS} days" if long else ""
-        shifted = ", mostly after today: dates are not those of the calendar"
-        shifted = shifted if facts["calendar"]["beyond_today"] else ""
-        told = {
-            "subjects": f"{subjects['all']:,} ({by_split}); {subjects['without_birth']:,} without a birth",
-            "splits": _SPLIT_WORDS[facts["splits"]],
-            "rows": f"{rows['all']:,} in {rows['shards']:,} shards; {rows['static']:,} without a time, "
-            f"{rows['with_number']:,} with a number",
-            "years": (years or "no row but births") + shifted,
-            "codes": f"{codes['all']:,}, of which {codes['tokens']:,} become tokens",
-            "visits": f"{visits['all']:,}{longer}; on average {visits['per_subject']:,} a subject, with "
-            f"{visits['codes_per_visit']:,} codes each",
-        }
-        if late := facts["late_rows"]:
-            told["late rows"] = f"{LateRows(**late).text}: they do not move the data's end"
-        lines = [f"{label:>14}  {text}" for label, text in told.items()]
-        lines += [f"warning: {text}" for text in facts["warnings"]]
-        lines += fix_lines(self.fixes) or ["nothing to fix"]
-        for task in self.tasks:
-            lines += attrition_lines(task.task, task.attrition, warnings=task.warnings)
-            if undated := task.attrition.get("undated"):
-                lines.append(f"  deaths without a date: {bounds_text(task.task, undated)}")
-            for horizon, needed in task.needed_events.items():
-                words = ", ".join(f"{n:,} for {label}" for label, n in needed.items())
-                lines.append(f"  events needed within {horizon} (Riley): {words}")
-            # events per cause and horizon, counted from each subject's first prediction time
-            rows = {"subjects with an event within": list(task.known_at)}
-            counts = {**task.events_within, "state known": task.known_at}
-            rows |= {label: [f"{n:,}" for n in own.values()] for label, own in counts.items()}
-            width = max(map(len, rows))
-            for label, cells in rows.items():
-                lines.append(f"  {label:<{width}}" + "".join(f"{cell:>9}" for cell in cells))
+        for check in self.tasks:
+            task, undated = check.task, check.attrition.get("undated")
+            lines += attrition_lines(task, check.attrition, warnings=check.warnings)
+            bounds = bounds_text(task, undated) if undated else None
+            lines += lines_of(_TEMPLATES / "task.txt.jinja", t=check, bounds=bounds)
         return "\n".join(lines)
 
     def as_json(self) -> dict[str, Any]:

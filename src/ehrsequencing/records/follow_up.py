@@ -5,7 +5,7 @@ until it, is it still to come, and of whom is it not known?
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
 from pathlib import Path
 from typing import NamedTuple
@@ -13,10 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from ehrsequencing.config import TaskConfig, format_days
-from ehrsequencing.config.task import CensoringConfig
 from ehrsequencing.core.arrays import Bools, Floats, Ints
-from ehrsequencing.core.disclosure import SMALLEST_COUNT, count_text
-from ehrsequencing.records.account import Attrition, Undated
+from ehrsequencing.core.disclosure import SMALLEST_COUNT
+from ehrsequencing.records.account import Undated
 from ehrsequencing.records.codes import PROVISIONAL, CodeMatcher, code_type
 from ehrsequencing.records.cohort import CohortBuilder, CohortRows
 from ehrsequencing.records.events import (
@@ -25,7 +24,6 @@ from ehrsequencing.records.events import (
     DEATH,
     DOUBTFUL_DEATH,
     NEVER,
-    PERIOD_END,
     STATIC,
     UNDATED_DEATH,
     Events,
@@ -42,12 +40,6 @@ from ehrsequencing.records.visits import Record
 MOST = 0.5  # share of the subjects without the event from which on their rows speak against an end of follow-up
 # days after somebody's last row, above which an end by design may have missed that they left
 LONG_DAYS = 730
-ALONE_DAYS = 180  # of deaths without other rows, above which a registry outlives the records
-MUCH_UNSURE = 0.1  # share of an outcome's people whose diagnosis is not confirmed, above which a warning is due
-MUCH_LOST = (
-    0.01  # share of an outcome's people who lose it at reading, above which a warning is due
-)
-FEW_LOST = 0.01  # share of the indexes that may have nothing after them where no end is named
 
 
 def count_ends(
@@ -225,130 +217,6 @@ def compare_end(
         "subjects_after_today": int(days.leaving[after].sum()),
         "deaths_alone": min(last_death, end_day) - last_other,
     }
-
-
-def end_warnings(task: TaskConfig, attrition: Attrition) -> list[str]:
-    """What the records say against a task's end of follow-up."""
-    rule, steps = task.censoring, attrition["steps"]
-    ends = Counter[str](attrition.get("follow_up"))  # none of an earlier version: all zero
-    without, same_day, years_after = (
-        ends[name] for name in ("without_event", "end_on_last_day", "end_years_after")
-    )
-    came, left = (step["indexes"] for step in steps[-3:-1])  # before and after "followed up"
-    rules = (
-        (
-            ends["days_after_today"] > 0 and rule.date is None,
-            f"The data's end lies {ends['days_after_today']:,} days after today, and rows of "
-            f"{count_text(ends['subjects_after_today'])} subjects lie after today: time that is still to come counts "
-            "as observed, so risks are too low. Remove such rows, and name the day of the export, as in "
-            "data.extracted=2020-12-31.",
-        ),
-        (
-            ends["days_after_today"] > 0 and rule.date is not None,
-            f"censoring.date lies {ends['days_after_today']:,} days after today: nobody has been observed until then. "
-            "Name a date that has passed.",
-        ),
-        (
-            same_day >= max(1, MOST * without),
-            f"For {count_text(same_day)} of {count_text(without)} subjects without the event, "
-            f"{' or '.join(rule.code or ())} is on the day of their last event, so that events after it count and time "
-            "without one does not: risks are too high. Name an end of follow-up that no event sets, as in censoring: "
-            "{date: 2020-12-31} or {dataset_end: true}.",
-        ),
-        (
-            years_after >= max(1, MOST * without),
-            f"For {count_text(years_after)} of {count_text(without)} subjects without the event, follow-up ends more "
-            "than two years after their last row: if they left, or if dates are shifted, events of that time are "
-            "missing and risks are too low. Name a code that ends their record, or an earlier date, under censoring.",
-        ),
-        (
-            # a registry of deaths may outlive the records where death is all that is asked
-            any((rule.date, rule.age, rule.dataset_end))
-            and set().union(*task.outcome.values()) != {DEATH}
-            and ends["deaths_alone"] > ALONE_DAYS,
-            f"Deaths are recorded for {ends['deaths_alone']:,} days after all other rows: in that time nothing else "
-            "can be observed, so risks of it are too low. End follow-up with the other rows, as in censoring: "
-            "{date: 2020-12-31}.",
-        ),
-        (
-            rule.is_last_event and came - left > FEW_LOST * came,
-            f"The task names no end of follow-up, and nothing follows {count_text(came - left)} of {count_text(came)} "
-            "indexes: these are left out, so that only people to whom something happens are left, and risks are too "
-            "high. Say when follow-up ends, as in censoring: {dataset_end: true}.",
-        ),
-    )
-    return [text for holds, text in rules if holds] + _left_out(task, ends)
-
-
-def _left_out(task: TaskConfig, counts: Counter[str]) -> list[str]:
-    """Deaths and events that a task does not count, or counts as its `deaths` says."""
-    out = list[str]()
-    undated = counts["undated_deaths"]
-    if undated and any(DEATH in codes for codes in task.patterns.values()):
-        say = "end their follow-up" if task.deaths.undated == "censor" else "count as deaths"
-        out.append(
-            f"{count_text(undated)} people are known to be dead without a date, and {say} at their last sign of life. "
-            "ehrseq check prints the risk for both choices; to choose, set deaths: {undated: at_last_sign} or "
-            "deaths: {undated: censor}."
-        )
-    if doubtful := counts["doubtful_deaths"]:
-        say = "count" if task.deaths.doubtful == "keep" else "were dropped"
-        out.append(
-            f"{count_text(doubtful)} people were seen on two days or more, over 60 days after their death: these "
-            f"deaths {say}. ehrseq prepare lists these people in doubtful_deaths.parquet; to count the deaths, set "
-            "deaths: {doubtful: keep}."
-        )
-    for name in task.causes:
-        if beyond := counts[f"beyond {name}"]:
-            out.append(
-                f"{count_text(beyond)} events {name} lie after the data's end, long after nearly all other rows, and "
-                "do not count: everybody's follow-up ends there. If it goes on until then, name its last day, as in "
-                "data.extracted=2020-12-31."
-            )
-        before, after = counts[f"before {name}"], counts[f"after {name}"]
-        if before - after > MUCH_LOST * before:
-            out.append(
-                f"{count_text(before - after)} of {count_text(before)} people with a code of {name} lose it when their "
-                "records are read, because of its time: before a birth, after a death, or in an impossible year. See "
-                "what was fixed, and correct these dates."
-            )
-        sure, unsure = counts[f"confirmed {name}"], counts[f"unconfirmed {name}"]
-        if unsure > MUCH_UNSURE * (sure + unsure):
-            out.append(
-                f"{count_text(unsure)} of {count_text(sure + unsure)} people with a code of {name} have it only as a "
-                "diagnosis that is not confirmed, which is no outcome. If yours are confirmed by default, import with "
-                "import.provisional=confirmed, or list the codes with //provisional."
-            )
-    return out
-
-
-def unknown_ends(task: TaskConfig, counts: Mapping[str, int]) -> list[str]:
-    """What the code of `censoring` does not tell."""
-    rule, code = task.censoring, " or ".join(task.censoring.code or ())
-    without = counts["alive_without_code"] + counts["died_without_code"]
-    by_last_event = rule == CensoringConfig(code=rule.code, start=rule.start)
-    is_record = task.index.code is not None or task.index.first_visit
-    rules = (
-        (
-            by_last_event and without and (counts["other"] or counts["died_with_code"]),
-            f"{count_text(without)} of {count_text(counts['with_index'])} people with an index are without {code}, the "
-            "code of censoring: their last event ends their follow-up, so deaths after their last visit are counted, "
-            "survival after it is not. Risks are too high.",
-        ),
-        (
-            not is_record and counts["died_without_code"] and not counts["died_with_code"],
-            f"Nobody who died has {code}, and the index is not itself a record: people who left before their index and "
-            "died later cannot be distinguished from people who stayed, so they may be in the cohort because they "
-            "died. Take an index that is a record, as in {first_visit: true} or {code: X}.",
-        ),
-        (
-            counts["rows_unobserved"] and rule.start is None and PERIOD_END not in code,
-            f"Some people whose index comes after their last {code} have rows other than a death after the index. If "
-            "they were under observation again, name the code at which that begins, as in "
-            f"censoring: {{code: {code}, start: X}}.",
-        ),
-    )
-    return [text for holds, text in rules if holds]
 
 
 # ---- whether an outcome could happen: times in which its codes were not in use yet, or no more ----

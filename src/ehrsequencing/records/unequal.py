@@ -10,10 +10,10 @@ def unequal(touched: tuple[int, int], people: tuple[int, int]) -> bool:
     >>> unequal((45, 100), (60, 1000)), unequal((5, 1), (10, 10)), unequal((150, 1000), (300, 10000))
     (True, False, True)
     """
-    from scipy.stats import fisher_exact  # which takes long to load
-
     shares = [some / max(n, 1) for some, n in zip(touched, people, strict=True)]
     if min(people) == 0 or abs(shares[0] - shares[1]) < _FAR:
         return False
+    from scipy.stats import fisher_exact  # which takes long to load
+
     others = [n - some for some, n in zip(touched, people, strict=True)]
     return bool(fisher_exact([touched, others]).pvalue < _CHANCE)
