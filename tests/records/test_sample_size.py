@@ -6,7 +6,7 @@ from scipy.optimize import brentq
 from scipy.special import expit
 from scipy.stats import norm
 
-from ehrsequencing.records.check import _concordance, _population, needed_events
+from ehrsequencing.records.check import _population, needed_events
 
 
 def test_observed_over_expected_needs_what_riley_says() -> None:
@@ -40,9 +40,8 @@ def test_the_population_has_the_stated_c() -> None:
         rank = np.argsort(np.argsort(lp)) + 1.0
         auc = (rank[event].sum() - event.sum() * (event.sum() + 1) / 2) / (event.sum() * (~event).sum())
         assert auc == pytest.approx(c, abs=0.005)
-        ours = _population(incidence, spread)
-        assert ours[0] == pytest.approx(mean, abs=0.02)
-        assert _concordance(ours[2]) == pytest.approx(c, abs=0.002)
+        ours = _population(incidence, c)
+        assert (ours.mean(), ours.std()) == pytest.approx((mean, spread), rel=0.02, abs=0.02)
         assert spread != pytest.approx(np.sqrt(2) * norm.ppf(c), rel=0.02)  # the sd that two normal groups would have
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from ehrsequencing.config import DataConfig, StudyConfig, ValuesConfig
 from ehrsequencing.core.arrays import Ints
@@ -400,14 +401,9 @@ def _drop_duplicates(events: Events, fixes: Counter[str]) -> Events:
     order = np.argsort(moment, kind="stable")  # nearly sorted already
     twice = np.flatnonzero(~opens_run(moment.take(order)))
     rows = order[np.union1d(twice - 1, twice)]  # that share subject, time and code with another
-    columns = [moment.take(rows), events.value.take(rows).view(np.int32)]
+    few = pd.DataFrame({"moment": moment[rows], "value": events.value[rows].view(np.int32)})
     if events.encounter is not None:
-        columns.append(events.encounter.take(rows))
-    order = np.lexsort(columns[::-1])  # stable: of equals, the first comes first
-    same = ~opens_run(*(column[order] for column in columns))[1:]
-    if not same.any():
-        return events
-    keep = np.ones(len(events), dtype=bool)
-    keep[rows[order[1:][same]]] = False
-    fixes["duplicates"] += int(same.sum())
-    return events.take(keep)
+        few["encounter"] = events.encounter[rows]
+    repeats = rows[few.duplicated().to_numpy()]
+    fixes["duplicates"] += len(repeats)
+    return events.take(np.delete(np.arange(len(events)), repeats)) if len(repeats) else events

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,11 +26,7 @@ from ehrsequencing.core.arrays import (
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.events import DAY_US
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
 _OF_VISITS = ("start_us", "end_us", "age_years", "delta_days")
-Arrays = TypeVar("Arrays", bound="DataclassInstance")
 
 
 @dataclass(frozen=True)
@@ -229,7 +225,10 @@ def as_of(
     return stood
 
 
-def joined(parts: Sequence[Arrays]) -> Arrays:
+Stored = TypeVar("Stored", Timelines, TaskRows, OutcomeEvents)
+
+
+def joined(parts: Sequence[Stored]) -> Stored:
     """The arrays of several groups of subjects, one group after another."""
     columns: dict[str, Any] = {}
     for field in fields(parts[0]):
@@ -253,9 +252,6 @@ def _owned(offsets: Ints, owners: Ints | slice) -> tuple[Ints | slice, Ints]:
 def _items(array: NDArray[Any], items: Ints | slice) -> NDArray[Any]:
     # `take` is faster than indexing in two dimensions
     return array[items] if isinstance(items, slice) else array.take(items, axis=0)
-
-
-Stored = TypeVar("Stored", Timelines, TaskRows, OutcomeEvents)
 
 
 class ArrayAppender:

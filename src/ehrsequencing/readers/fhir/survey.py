@@ -8,6 +8,7 @@ import codecs
 import gzip
 import zlib
 from array import array
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -35,9 +36,7 @@ from ehrsequencing.readers.fhir.elements import (
     walk,
 )
 from ehrsequencing.readers.fhir.known import (
-    Bill,
     Known,
-    Record,
     bill_of,
     join_records,
     linked_records,
@@ -130,12 +129,8 @@ def survey(
     """
     # of each entry with a type and an id: hash of both, update, version, place, state: 0 deleted, 1 subsetted
     seen = array("q")
-    # order, table, name and value of `_links`, with the place of who says so
-    links: list[tuple[int, str, str, Any, int]] = []
-    # records of patients, pairs of linked ones, and bills, each with the place of who says so
-    records = list[tuple[str, Record, int]]()
-    pairs = list[tuple[str, str, str, int]]()
-    bills = list[tuple[str, Bill, int]]()
+    # what resources say of others: order, table, name and value of `_links`, with the place of who says so
+    said: list[tuple[int, str, Any, Any, int]] = []
     people = dict[str, tuple[str | None, str | None, str]]()  # birth, sex and file
     servers = dict[int, str]()  # hash of type and id → the server that is named with them
     place = -1
@@ -150,7 +145,7 @@ def survey(
                     fix="import the files of each server by themselves",
                 )
         if kind == "Person" and entry.is_there:
-            pairs += [(*pair, place) for pair in linked_records(resource, kind, "")]
+            said += [(0, "pairs", pair, None, place) for pair in linked_records(resource, kind, "")]
         if kind not in READ or own is None:
             continue
         name, is_part = f"{kind}/{own}", "SUBSETTED" in texts(resource, "meta.tag.code")
@@ -158,12 +153,8 @@ def survey(
         seen.extend((hash(name), *_version(entry), place, state))
         if not entry.is_there:
             continue
-        if kind in ("Claim", "ExplanationOfBenefit"):
-            bills.append((name, bill_of(resource), place))
         if kind == "Patient":
             record = record_of(resource)
-            records.append((own, record, place))
-            pairs += [(*pair, place) for pair in linked_records(resource, kind, own)]
             birth, sex, first = people.setdefault(own, (*record[:2], where))
             if record.birth and birth not in (None, record.birth) and {sex, record.sex} == _SEXES:
                 raise EhrseqError(
@@ -171,21 +162,24 @@ def survey(
                     where=" and ".join(dict.fromkeys((first, where))),
                     fix="import the files of each hospital by themselves, or make the ids differ",
                 )
-        links += [(*link, place) for link in _links(resource, kind, own)]
+        said += [(*link, place) for link in _links(resource, kind, own)]
     lost, newer_parts = _lost(np.frombuffer(seen, np.int64).reshape(-1, 5), place + 1)
-    looked_up = Known(earliest=known == "earliest", confirmed=confirmed)
-    wholes = {value for _, table, _, value, _ in links if table == "wholes"}
-    for _, table, name, value, at in sorted(links, key=lambda link: link[0]):
-        # of several stays the one that ends first
-        if not lost[at] and (table != "classes" or name in wholes):
-            getattr(looked_up, table).setdefault(name, value)
-    merged, superseded, counts = join_records(
-        {own: record for own, record, at in records if not lost[at]},
-        [(one, other, type_) for one, other, type_, at in pairs if not lost[at]],
+    tables = defaultdict[str, dict[Any, Any]](dict)
+    for _, table, name, value, at in sorted(said, key=lambda one: one[0]):
+        if not lost[at]:
+            tables[table].setdefault(name, value)  # of several stays the one that ends first
+    merged, superseded, counts = join_records(tables["records"], tables["pairs"])
+    looked_up = Known(
+        earliest=known == "earliest",
+        confirmed=confirmed,
+        replaced=replaced_bills(tables["bills"]),
+        superseded=superseded,
+        codes=tables["codes"],
+        stays=tables["stays"],
+        merged=merged,
+        wholes=tables["wholes"],
+        classes=tables["classes"],
     )
-    looked_up.merged.update(merged)
-    looked_up.superseded.update(superseded)
-    looked_up.replaced.update(replaced_bills({n: bill for n, bill, at in bills if not lost[at]}))
     return Survey(lost, looked_up, newer_parts, counts)
 
 
@@ -242,18 +236,17 @@ def _instant_us(written: str | None) -> int:
     return (moment - _EPOCH) // timedelta(microseconds=1)
 
 
-def _links(resource: Resource, kind: str, own: str) -> Iterator[tuple[int, str, str, Any]]:
-    """What a resource says of others: order (the lowest counts), table of `Known`, name there, and value."""
+def _links(resource: Resource, kind: str, own: str) -> Iterator[tuple[int, str, Any, Any]]:
+    """What a resource says of others: order (the lowest counts), table of `survey`, name there, and value."""
     if kind == "Medication":
-        yield (
-            0,
-            "codes",
-            own,
-            (
-                codings(resource.get("code"))
-                or codings(walk(resource, "ingredient.itemCodeableConcept"))
-            ),
-        )
+        codes = codings(resource.get("code"))
+        yield 0, "codes", own, codes or codings(walk(resource, "ingredient.itemCodeableConcept"))
+    elif kind in ("Claim", "ExplanationOfBenefit"):
+        yield 0, "bills", f"{kind}/{own}", bill_of(resource)
+    elif kind == "Patient":
+        yield 0, "records", own, record_of(resource)
+        for pair in linked_records(resource, kind, own):
+            yield 0, "pairs", pair, None
     elif kind == "Encounter":
         if text(resource, "status") not in DID_NOT_HAPPEN["status"]:
             yield 0, "classes", own, (class_of(resource),)
