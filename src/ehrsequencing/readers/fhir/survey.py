@@ -43,11 +43,8 @@ from ehrsequencing.readers.fhir.known import (
     record_of,
     replaced_bills,
 )
-from ehrsequencing.readers.fhir.mapping import (
-    DID_NOT_HAPPEN,
-    READ,
-    class_of,
-)
+from ehrsequencing.readers.fhir.mapping import BILLS, READ, class_of
+from ehrsequencing.readers.rows import TERMS
 
 LOST = ("", "older_version", "withdrawn", "subsetted")  # keys of `import_report.REASONS`
 _SEXES = {"male", "female"}
@@ -241,14 +238,14 @@ def _links(resource: Resource, kind: str, own: str) -> Iterator[tuple[int, str, 
     if kind == "Medication":
         codes = codings(resource.get("code"))
         yield 0, "codes", own, codes or codings(walk(resource, "ingredient.itemCodeableConcept"))
-    elif kind in ("Claim", "ExplanationOfBenefit"):
+    elif kind in BILLS:
         yield 0, "bills", f"{kind}/{own}", bill_of(resource)
     elif kind == "Patient":
         yield 0, "records", own, record_of(resource)
         for pair in linked_records(resource, kind, own):
             yield 0, "pairs", pair, None
     elif kind == "Encounter":
-        if text(resource, "status") not in DID_NOT_HAPPEN["status"]:
+        if text(resource, "status") not in TERMS["fhir"]["did_not_happen"]["status"]:
             yield 0, "classes", own, (class_of(resource),)
         whole = referred_id(resource, "partOf", "Encounter")
         if whole is not None:

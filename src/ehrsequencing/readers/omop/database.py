@@ -192,15 +192,7 @@ def connect(url: str) -> Any:
 # ---- concepts and their codes ----------------------------------------------------------------------------------------
 
 
-VOCABULARY_TABLES = {
-    "concept": ("concept_id", "vocabulary_id", "concept_code"),
-    "concept_ancestor": (
-        "ancestor_concept_id",
-        "descendant_concept_id",
-        "min_levels_of_separation",
-    ),
-    "concept_relationship": ("concept_id_1", "concept_id_2", "relationship_id", "invalid_reason"),
-}
+VOCABULARY_TABLES: dict[str, list[str]] = TERMS["omop"]["vocabulary"]  # and their columns
 # concepts that OMOP databases use even without a row in their table concept: code and description
 KNOWN = {int(number): fact for number, fact in TERMS["omop"]["concepts"].items()}
 
