@@ -11,7 +11,6 @@ from ehrsequencing.readers.rows import (
     UNENDED,
     Left,
     Role,
-    VisitSpans,
     encoded,
     end_of_day,
     is_date,
@@ -39,6 +38,7 @@ from ehrsequencing.records.events import (
 )
 
 _ENDING = (Role.VISIT, Role.SPAN, Role.OBSERVED)
+_MOVED = (Role.EVENT, Role.ISSUED, Role.REPORTED, Role.BEGUN, Role.BILLED, Role.DEATH)
 
 
 def cleaned(
@@ -78,7 +78,14 @@ def cleaned(
     outside = set_known_times(rows, spans)
     choose_deaths(rows, UNENDED if drawn_us is None else drawn_us)
     name_parts(rows)
-    _move_dates(rows, spans)
+    # dates move to the end of their day, or of their visit if it ends on that day; births stay at midnight
+    is_moved = is_date(rows.time_us) & rows.of_role(*_MOVED) & (rows.lost == 0)
+    rows.count("date_only", is_moved)
+    day, at = rows.time_us[is_moved], rows.visit[is_moved]
+    start, end = spans.start_us[at], spans.end_us[at]
+    covers = (start < day + DAY_US) & (end >= day)
+    rows.time_us[is_moved] = np.where(covers, np.minimum(end_of_day(day), end), end_of_day(day))
+    rows.date_only = is_moved | (is_date(rows.time_us) & rows.of_role(Role.PERSON))
     # an id with both sexes is that of two people
     form = rf"^(?:{'|'.join(sorted(report.sexes))})[^/]*//(?P<sex>[fmw12])"
     sex = pc.struct_field(pc.extract_regex(pc.utf8_lower(rows.codes), form), "sex")
@@ -201,21 +208,6 @@ def _meds_rows(rows: Rows, outside: Bools) -> pa.Table:
 
 
 # ---- times -------------------------------------------------------------------------------------
-
-
-def _move_dates(rows: Rows, spans: VisitSpans) -> None:
-    """Move dates to the end of their day, or of their visit if it ends on that day; births stay at midnight."""
-    is_moved = is_date(rows.time_us) & rows.of_role(
-        Role.EVENT, Role.ISSUED, Role.REPORTED, Role.BEGUN, Role.BILLED, Role.DEATH
-    )
-    is_moved &= rows.lost == 0
-    rows.count("date_only", is_moved)
-    day, at = rows.time_us[is_moved], rows.visit[is_moved]
-    start, end = spans.start_us[at], spans.end_us[at]
-    covers = (start < day + DAY_US) & (end >= day)
-    time_us = end_of_day(day)
-    rows.time_us[is_moved] = np.where(covers, np.minimum(time_us, end), time_us)
-    rows.date_only = is_moved | (is_date(rows.time_us) & rows.of_role(Role.PERSON))
 
 
 def _keep_earliest(rows: Rows, role: Role, reason: str) -> Ints:

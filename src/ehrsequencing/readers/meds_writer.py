@@ -132,7 +132,9 @@ class MedsWriter:
         every = self._days.keys() | self._stops.keys()
         inside = [day for day in every if open_after_us and day * DAY_US < open_after_us]
         drawn_us = max(inside, default=0) * DAY_US if inside else None
-        if ended := _ends_on_last_day(self._ends):
+        last, before = max(self._ends, default=0), sorted(self._ends)[-LATEST_DAYS - 1 : -1]
+        ended, usual = self._ends[last], max((self._ends[day] for day in before), default=0)
+        if before and ended >= max(FEWEST_ENDS, MORE_ENDS * usual):
             report.cautions.append(
                 f"{ended:,} hospital stays end on the day of the last end, far more than on any day before: if the "
                 "records were drawn on that day, these people were still there; say so in the source, as discharged_to"
@@ -213,13 +215,6 @@ class MedsWriter:
         }
         table = pa.table(columns, schema=meds.CodeMetadataSchema.schema())
         pq.write_table(table, self.folder / meds.code_metadata_filepath)
-
-
-def _ends_on_last_day(ends: Mapping[int, int]) -> int:
-    """How many stays end on the day of the last end; 0 where other days have nearly as many."""
-    last, before = max(ends, default=0), sorted(ends)[-LATEST_DAYS - 1 : -1]
-    usual = max((ends[day] for day in before), default=0)
-    return ends[last] if len(before) and ends[last] >= max(FEWEST_ENDS, MORE_ENDS * usual) else 0
 
 
 def _open_after_us(days: Mapping[int, int]) -> int | None:

@@ -241,10 +241,6 @@ class Values:
         own = slice(*self.offsets[key : key + 2]) if 0 <= key < len(self.offsets) - 1 else slice(0)
         return self.value[own].astype(np.float64), self.owner[own]
 
-    def all(self) -> tuple[Floats, NDArray[np.uint32]]:
-        """The values of all keys together, and their owners."""
-        return self.value.astype(np.float64), self.owner
-
 
 # ---- what is odd about the numbers of a data set's codes: marks of missing values, one code in several units ----
 FAR = 3  # times the range of all other values, beyond which a value that repeats is no measurement

@@ -41,7 +41,6 @@ from ehrsequencing.records.events import (
     DOUBTFUL_DEATH,
     ENDS,
     UNDATED_DEATH,
-    Events,
     KeptRows,
     keep,
     read_kept,
@@ -183,41 +182,38 @@ class ShardWork:
         return rows, days, fit, [reader.fixes, reader.people]
 
     def encode(self, shards: Sequence[KeptRows], dataset_end_us: int) -> list[EncodedShard]:
-        """Second pass: encode a range of subjects, piece by piece, with the stored vocabulary."""
+        """Second pass: encode visits and each task's prediction times of a range of subjects, piece by piece.
+
+        Subjects come split by split, and where the splits are by date, cut at it.
+        """
         pieces = read_kept(shards, self._codes, group=self.lookup, rows=_PIECE_ROWS)
         marks = [one.censoring_codes for one in self.builders if one.censoring_codes is not None]
-        parts = (
-            part
-            for events in pieces
-            for part in cut_by_design(events, self.lookup, marks, dataset_end_us)
-        )
-        return [self._encode(*part) for part in parts]
-
-    def _encode(self, events: Events, dataset_end_us: int) -> EncodedShard:
-        """Encode visits and each task's prediction times; subjects come split by split."""
-        record = make_record(events, excluded=self.excluded, settings=self.study.visits)
-        timelines, too_old = encode_timelines(record, self._vocabulary)
-        fixes = Counter({"old_age": too_old})
-        split = self.lookup(record.subject_id)
-        bounds = np.searchsorted(split, np.arange(len(SPLITS) + 1))
-        parts = [slice(*bound) for bound in itertools.pairwise(bounds.tolist())]
-        tasks = []
-        for builder in self.builders:
-            cohort = builder.build(record, dataset_end_us=dataset_end_us)
-            fixes["after_censoring"] += cohort.after_censoring
-            tally = Tally(builder.task)
-            tally.add_cohort(cohort, split, record)
-            tally.follow_up.update(count_ends(builder, record, cohort.rows, dataset_end_us))
-            rows = encode_rows(record, cohort.rows, self._vocabulary)
-            events_ = find_outcomes(record, builder.outcomes) if builder.outcomes else None
-            outcomes = [events_.take(part) for part in parts] if events_ else []
-            tasks.append((tally, [rows.take(part) for part in parts], outcomes))
-        doubtful = np.unique(events.subject_id[events.is_code(DOUBTFUL_DEATH)])
-        is_undated = events.is_code(UNDATED_DEATH)
-        undated = events.subject_id[is_undated], events.time_us[is_undated]
-        return EncodedShard(
-            [timelines.take(part) for part in parts], tasks, fixes, doubtful, undated
-        )
+        out = list[EncodedShard]()
+        parts_ = (cut_by_design(piece, self.lookup, marks, dataset_end_us) for piece in pieces)
+        for events, end_us in itertools.chain.from_iterable(parts_):
+            record = make_record(events, excluded=self.excluded, settings=self.study.visits)
+            timelines, too_old = encode_timelines(record, self._vocabulary)
+            fixes = Counter({"old_age": too_old})
+            split = self.lookup(record.subject_id)
+            bounds = np.searchsorted(split, np.arange(len(SPLITS) + 1))
+            parts = [slice(*bound) for bound in itertools.pairwise(bounds.tolist())]
+            tasks = []
+            for builder in self.builders:
+                cohort = builder.build(record, dataset_end_us=end_us)
+                fixes["after_censoring"] += cohort.after_censoring
+                tally = Tally(builder.task)
+                tally.add_cohort(cohort, split, record)
+                tally.follow_up.update(count_ends(builder, record, cohort.rows, end_us))
+                rows = encode_rows(record, cohort.rows, self._vocabulary)
+                found = find_outcomes(record, builder.outcomes) if builder.outcomes else None
+                outcomes = [found.take(part) for part in parts] if found else []
+                tasks.append((tally, [rows.take(part) for part in parts], outcomes))
+            doubtful = np.unique(events.subject_id[events.is_code(DOUBTFUL_DEATH)])
+            is_undated = events.is_code(UNDATED_DEATH)
+            undated = events.subject_id[is_undated], events.time_us[is_undated]
+            visits = [timelines.take(part) for part in parts]
+            out.append(EncodedShard(visits, tasks, fixes, doubtful, undated))
+        return out
 
     @cached_property
     def _codes(self) -> tuple[str, ...]:

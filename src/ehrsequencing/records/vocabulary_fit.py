@@ -215,7 +215,8 @@ def _or_pooled(values: Values, enough: int) -> Callable[[int], Scale]:
 
     @cache
     def pooled() -> Scale:
-        return fit_scale(*values.all(), enough=enough) or Scale(np.zeros(KNOTS), 0.0, 1.0)
+        every = fit_scale(values.value.astype(np.float64), values.owner, enough=enough)
+        return every or Scale(np.zeros(KNOTS), 0.0, 1.0)
 
     return lambda number: fit_scale(*values.of(number), enough=enough) or pooled()
 

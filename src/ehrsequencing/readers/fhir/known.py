@@ -7,6 +7,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ehrsequencing.readers.fhir.elements import (
     Coded,
     Resource,
@@ -70,6 +73,12 @@ class Known:
     wholes: dict[str, str] = field(default_factory=dict)
     # id of an encounter with parts → its class
     classes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    # (entries,) places in `survey.LOST`: why a resource does not count
+    lost: NDArray[np.int8] = field(default_factory=lambda: np.zeros(0, np.int8))
+    newer_parts: int = (
+        0  # copies with a part of the elements only that are newer than the whole resource
+    )
+    counts: dict[str, int] = field(default_factory=dict)  # how often some rules of the report hold
 
     def find(self, reference: str) -> tuple[Coded, ...]:
         """The codes that a reference to a Medication leads to."""

@@ -50,7 +50,7 @@ LOST = ("", "older_version", "withdrawn", "subsetted")  # keys of `import_report
 _SEXES = {"male", "female"}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # type → element → the release that writes it, and as which type of JSON; R4 has it not, or another type there
-_OTHER_RELEASES: dict[str, dict[str, tuple[str, type]]] = {
+OTHER_RELEASES: dict[str, dict[str, tuple[str, type]]] = {
     "Condition": {
         "patient": ("DSTU2", dict),
         "dateRecorded": ("DSTU2", str),
@@ -75,46 +75,13 @@ _OTHER_RELEASES: dict[str, dict[str, tuple[str, type]]] = {
 }
 
 
-def refuse_other_release(resource: Any, *, where: str) -> None:
-    """Refuse a resource that another release of FHIR than R4 wrote.
-
-    Raises:
-        EhrseqError: It has an element, or a type of value, that R4 has not.
-    """
-    kind = kind_of(resource) or ""
-    for path, (release, type_) in _OTHER_RELEASES.get(kind, {}).items():
-        if any(isinstance(value, type_) for value in walk(resource, path)):
-            element = path.partition(".")[0]
-            raise EhrseqError(
-                f"holds FHIR {release}, and only R4 is read (it writes {kind}.{element} so)",
-                where=where,
-                fix="export it as R4, or convert it to R4",
-            )
-
-
-@dataclass(frozen=True, eq=False)
-class Survey:
-    """What a first look at all entries of a source shows.
-
-    Attributes:
-        lost: (entries,) places in `LOST`: why a resource does not count.
-        known: What the mapping looks up.
-    """
-
-    lost: NDArray[np.int8]
-    known: Known
-    # copies with a part of the elements only that are newer than the whole resource
-    newer_parts: int
-    counts: dict[str, int]  # how often some rules of the report hold
-
-
 def survey(
     files: Iterable[tuple[str, Iterable[Entry]]],
     *,
     known: Literal["latest", "earliest"] = "latest",
     confirmed: bool = False,
-) -> Survey:
-    """Look at all entries of a source, in its order.
+) -> Known:
+    """What a first look at all entries of a source shows, in its order.
 
     Args:
         files: What to call each file in an error, and its entries.
@@ -166,18 +133,17 @@ def survey(
         if not lost[at]:
             tables[table].setdefault(name, value)  # of several stays the one that ends first
     merged, superseded, counts = join_records(tables["records"], tables["pairs"])
-    looked_up = Known(
+    return Known(
         earliest=known == "earliest",
         confirmed=confirmed,
         replaced=replaced_bills(tables["bills"]),
         superseded=superseded,
-        codes=tables["codes"],
-        stays=tables["stays"],
         merged=merged,
-        wholes=tables["wholes"],
-        classes=tables["classes"],
+        **{name: tables[name] for name in ("codes", "stays", "wholes", "classes")},
+        lost=lost,
+        newer_parts=newer_parts,
+        counts=counts,
     )
-    return Survey(lost, looked_up, newer_parts, counts)
 
 
 def _named_servers(entry: Entry, kind: str | None, own: str | None) -> Iterator[tuple[str, str]]:
