@@ -228,17 +228,22 @@ def as_of(
 Stored = TypeVar("Stored", Timelines, TaskRows, OutcomeEvents)
 
 
-def joined(parts: Sequence[Stored]) -> Stored:
+Arrays = TypeVar("Arrays")  # a dataclass of arrays
+
+
+def joined(parts: Sequence[Arrays]) -> Arrays:
     """The arrays of several groups of subjects, one group after another."""
+    kind: Any = type(parts[0])
     columns: dict[str, Any] = {}
-    for field in fields(parts[0]):
+    for field in fields(kind):
         arrays = [getattr(part, field.name) for part in parts]
         if field.name.endswith("_offsets"):
             lengths = np.concatenate([np.diff(array) for array in arrays])
             columns[field.name] = np.r_[0, np.cumsum(lengths)].astype(np.int64)
         else:
             columns[field.name] = np.concatenate(arrays)
-    return type(parts[0])(**columns)
+    made: Arrays = kind(**columns)
+    return made
 
 
 def _owned(offsets: Ints, owners: Ints | slice) -> tuple[Ints | slice, Ints]:
