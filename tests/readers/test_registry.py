@@ -1,8 +1,6 @@
 """A new source format is one file: this one defines a format, imports with it, and gets a MEDS set without problems."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -116,11 +114,3 @@ def test_a_taken_name_is_refused() -> None:
     with pytest.raises(EhrseqError, match=r"@reader\('omop'\): is the name of another format"):
         reader("omop", help="", source="")(import_lines.read)
     assert all_readers()["omop"].read.__module__ == "ehrsequencing.readers.omop.reader"
-
-
-def test_no_format_is_loaded_before_it_is_asked_for() -> None:
-    heavy = "[m for m in sys.modules if m in ('pyarrow', 'duckdb', 'ibis') or 'ehrsequencing.readers' in m]"
-    script = "import sys; from typer.testing import CliRunner; from ehrsequencing.cli.app import app; "
-    script += f"CliRunner().invoke(app, ['--help']); print({heavy})"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"

@@ -12,7 +12,7 @@ from scipy.optimize import brentq
 from scipy.special import expit
 from scipy.stats import norm
 
-from ehrsequencing.config import StudyConfig, TaskConfig, load_study, load_task
+from ehrsequencing.config import StudyConfig, TaskConfig, load_study
 from ehrsequencing.core.files import read_json
 from ehrsequencing.core.outputs import MANIFEST
 from ehrsequencing.records.check import _population, check_data, needed_events
@@ -88,27 +88,6 @@ def test_facts_counted_by_hand(tmp_path: Path) -> None:
     assert found["years"] == [2020, 2020]
     assert found["visits"] == {"all": 5, "over_30_days": 0, "per_subject": 1.67, "codes_per_visit": 1.2}
     assert found["fixes"] == found["tasks"] == []
-
-
-def test_check_writes_nothing_but_what_it_is_asked_for(tmp_path: Path) -> None:
-    data = write(tmp_path / "meds", "0 A, 3 B")
-    before = sorted(tmp_path.rglob("*"))
-    assert ehrseq("check", data).exit_code == 0
-    assert sorted(tmp_path.rglob("*")) == before
-    assert ehrseq("check", data, "--out", tmp_path / "a" / "found.json").exit_code == 0
-    assert set(tmp_path.rglob("*")) - set(before) == {tmp_path / "a", tmp_path / "a" / "found.json"}
-    done = ehrseq("check", data, "--out", data / "data" / "train" / "0.parquet" / "found.json")
-    assert done.exit_code == 2
-    assert "cannot be written" in done.stderr
-
-
-def test_a_task_says_how_many_events_it_needs(sim_data: Path) -> None:
-    task = load_task(sim_data / "task.yaml")
-    found = check_data(sim_data, study=StudyConfig(), tasks=[task])
-    assert repr(found).count("events needed within") == len(task.horizons)
-    needed = found.as_json()["tasks"][0]["needed_events"]
-    assert list(needed) == list(found.tasks[0].known_at)
-    assert all(set(own) == {"O/E ± 0.2", "slope ± 0.2", "C ± 0.05", "ten parameters"} for own in needed.values())
 
 
 def test_events_within_each_horizon_counted_by_hand(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.events import SECOND_US, STATIC, Events
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.records.visits import is_dated, make_record
+from ehrsequencing.records.visits import make_record
 from helpers.cohorts import (
     EVERYTHING,
     HandMade,
@@ -92,16 +92,6 @@ def test_index_landmark_and_age_at_a_query_are_counted_by_hand(tmp_path: Path) -
     assert records.summaries(1, moment(1)) == {"LAB//X": Summary(3, 3, 3, 3, 3, since_days=1, number=1)}
     assert records.summaries(1, moment(4)) == {"LAB//X": Summary(6, 3, 4.5, 1, 8, since_days=2, number=4)}
     check_summaries(tmp_path / "out", task, records, {1: "tuning", EVERYTHING: "train"})
-
-
-@pytest.mark.parametrize("setting", ["values.carry=false", "values.mode=none"])
-def test_nothing_is_carried_when_it_is_switched_off(setting: str, tmp_path: Path) -> None:
-    rows = everything(EVERYTHING, codes=CODES, labs=LABS, start=us("1950-05-05"))
-    data = write_meds(tmp_path / "data", rows, splits={EVERYTHING: "train"})
-    prepare(data, tmp_path / "out", study=study(setting), tasks=[a_task(index={"code": "LAB//Y"})])
-    arrays = load_arrays(tmp_path / "out" / "tasks" / "t" / "train")
-    assert arrays["is_query"].any()
-    assert len(arrays["carry_codes"]) == 0
 
 
 def test_subjects_without_a_split_file_are_split_by_their_id(tmp_path: Path) -> None:
@@ -287,8 +277,3 @@ def test_tasks_that_disagree_on_dates_are_prepared_apart(data: tuple[Path, bool]
     tasks = [task_of("after"), a_task("other")]
     with pytest.raises(EhrseqError, match="prepare tasks with and without it apart"):
         prepare(data[0], tmp_path / "out", study=study(), tasks=tasks)
-
-
-def test_what_is_a_date() -> None:
-    day = 20_000 * DAY_US
-    assert is_dated(np.array([day, day + 1, day + DAY_US - SECOND_US, day - 1])).tolist() == [True, False, True, False]
