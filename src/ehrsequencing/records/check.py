@@ -59,20 +59,11 @@ class TaskCheck:
     def warnings(self) -> list[str]:
         """What may make the task unsafe to learn from."""
         subjects = sum(self.attrition["events"].values())
-        out = [*task_warnings(self.task, self.attrition), *self.silences]
         lost = {step["step"]: step["excluded"] for step in self.attrition["steps"]}
-        if had := sum(lost[step] for step in lost if "at or before the index" in step):
-            out.append(
-                f"{had:,} subjects have an outcome or competing code at or before their index and are left out. If "
-                "such a code also records history, name one for new events only."
-            )
-        for horizon, known in self.known_at.items():
-            if subjects and known < FEW_FOLLOWED * subjects:
-                out.append(
-                    f"Follow-up is shorter than the horizon {horizon}: what happened by then is known of {known:,} of "
-                    f"{subjects:,} subjects."
-                )
-        return out
+        had = sum(lost[step] for step in lost if "at or before the index" in step)
+        values = {"t": self, "subjects": subjects, "had": had, "FEW_FOLLOWED": FEW_FOLLOWED}
+        own = lines_of(_TEMPLATES / "check_warnings.txt.jinja", **values)
+        return [*task_warnings(self.task, self.attrition), *self.silences, *own]
 
     @property
     def needed_events(self) -> dict[str, dict[str, int]]:
@@ -207,20 +198,8 @@ def _check_task(folder: Path, task: TaskConfig, reader: MedsReader | None) -> Ta
 
 def data_warnings(facts: Mapping[str, Any], *, min_subjects: int) -> list[str]:
     """What may make a prepared set useless, or other than one expects, from the facts of its manifest."""
-    known, changed = facts["known_training_rows"], facts.get("changed_simulation")
-    warnings = []
-    if known is not None and known < FEW_KNOWN:
-        warnings.append(
-            f"Only {known:.1%} of the training subjects' rows have a token; a model cannot use the other rows. A code "
-            f"needs vocabulary.min_subjects={min_subjects} training subjects: set a smaller number (which protects "
-            "people less), or map the codes to a coarser vocabulary."
-        )
-    if changed:
-        warnings.append(
-            "These records count as those of real people: their folder was simulated, but these files are not as the "
-            f"simulation wrote them: {', '.join(changed)}. Simulate again, or remove manifest.json."
-        )
-    return warnings
+    values = {"f": facts, "min_subjects": min_subjects, "FEW_KNOWN": FEW_KNOWN}
+    return lines_of(_TEMPLATES / "data_warnings.txt.jinja", **values)
 
 
 def import_warnings(data: Path) -> list[str]:

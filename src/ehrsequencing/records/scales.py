@@ -18,6 +18,7 @@ The lowest and the highest number of a scale are the means of its lowest and hig
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +28,7 @@ from ehrsequencing.core.arrays import Floats, Ints, Ints32
 from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.records.deaths import TERMS
 from ehrsequencing.records.events import number_runs, opens_run
+from ehrsequencing.records.words import lines_of
 
 KNOTS = 129  # quantiles at 0, 1/128 … 1
 
@@ -301,12 +303,6 @@ def number_warnings(numbers: Mapping[str, int], values: Values, people: Sequence
         for mark in repeated_far_away(value):
             if len(np.unique(owner[value == mark])) >= SMALLEST_COUNT:
                 marks.append(f"{code}: {mark:g} ({np.mean(value == mark):.0%} of its numbers)")
-    out = list[str]()
-    if marks:
-        out.append(
-            f"A value repeats far outside all others, and may mean that there is none: {_few(marks)}. To set it aside: "
-            "values.missing=[9999]."
-        )
     several, equal = list[str](), False
     for base, names in units.items():
         who = {name: people[numbers[f"{base}//{name}"]] for name in names}
@@ -316,14 +312,5 @@ def number_warnings(numbers: Mapping[str, int], values: Values, people: Sequence
             same = len({canonical_unit(f"{base}//{name}") for name in known}) < len(known)
             equal |= same
             several.append(f"{base} in {', '.join(shares)}{' (some are equal)' if same else ''}")
-    if several:
-        fix = " To join units that are equal: values.units=join." if equal else ""
-        out.append(
-            f"Codes have numbers in several units, each a code of its own: {_few(several)}.{fix}"
-        )
-    return out
-
-
-def _few(items: Sequence[str]) -> str:
-    more = len(items) - MOST_NAMED
-    return "; ".join(items[:MOST_NAMED]) + (f"; and {more:,} more" if more > 0 else "")
+    path = Path(__file__).with_name("templates") / "numbers.txt.jinja"
+    return lines_of(path, marks=marks, several=several, equal=equal, MOST_NAMED=MOST_NAMED)

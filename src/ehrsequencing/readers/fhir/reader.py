@@ -47,6 +47,7 @@ from ehrsequencing.readers.rows import (
     subject_ids,
     write_subject_names,
 )
+from ehrsequencing.records.words import lines_of
 
 BLOCK = 5_000  # rows that are Python objects at once
 UNTYPED = "unreadable"  # the table under which JSON without a resource type, and what is no JSON, is counted
@@ -203,33 +204,26 @@ class Blocks:
 
     def finish(self) -> None:
         """Warn of clocks of two kinds, and of elements that may not mean what they seem to."""
-        cautions, issued = self.report.cautions, self._issued.total()
         self.report.counts.update(self._known.counts)
-        status, n = max(self._unsure.items(), key=lambda one: one[1], default=("", 0))
-        conditions = self._counts("Condition").rows_in if n else 0
-        if n > max(MOST_UNSURE * conditions, _FEW_ISSUED) and not self._known.confirmed:
-            cautions.append(UNSURE.format(n, conditions, "Conditions", status))
-        late = self.report.counts["late_issue"]
-        most = max([n for day, n in self._issued.items() if day is not None], default=0)
-        if late > WARN_SHARE * issued or (issued >= _FEW_ISSUED and most * 2 >= issued):
-            cautions.append(
-                f"{late:,} of {issued:,} results were issued more than 90 days after they were taken, and "
-                f"{most:,} on one day: if `issued` says when an archive was filled, set import.known=earliest"
-            )
-        cautions += [
-            f"{n:,} resources have the modifier extension {url}, which is not read: it may change what they mean"
-            for url, n in sorted(self._modifiers.items())
-        ]
-        if self._known.newer_parts:
-            cautions.append(
-                f"{self._known.newer_parts:,} resources have a newer copy that lacks some elements (SUBSETTED): "
-                "the older whole one was read; export them whole"
-            )
-        if self._clocks["utc"] and self._clocks["local"] and self._zone is None:
-            self.report.cautions.append(
-                f"{self._clocks['utc']:,} times are in UTC and {self._clocks['local']:,} have the "
-                "clock of a place: name the hospital's zone, as in import.time_zone=Europe/Berlin"
-            )
+        status, unsure = max(self._unsure.items(), key=lambda one: one[1], default=("", 0))
+        days = [n for day, n in self._issued.items() if day is not None]
+        self.report.cautions += lines_of(
+            Path(__file__).parents[1] / "templates" / "fhir.txt.jinja",
+            known=self._known,
+            status=status,
+            unsure=unsure,
+            conditions=self._counts("Condition").rows_in if unsure else 0,
+            late=self.report.counts["late_issue"],
+            issued=self._issued.total(),
+            most=max(days, default=0),
+            modifiers=self._modifiers,
+            clocks=self._clocks,
+            zone=self._zone,
+            FEW=_FEW_ISSUED,
+            MOST_UNSURE=MOST_UNSURE,
+            UNSURE=UNSURE,
+            WARN_SHARE=WARN_SHARE,
+        )
 
     def _rows_of(self, entry: Entry) -> list[tuple[Any, ...]]:
         """The rows of an entry as tuples of `_COLUMNS`; one without rows is counted."""
