@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from ehrsequencing.core.arrays import Bools, Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.records.unequal import unequal
+from ehrsequencing.records.account import unequal
 from ehrsequencing.records.words import lines_of
 
 WARN_SHARE = 0.05  # warn if more of a table's rows, or of a column's cells, are lost

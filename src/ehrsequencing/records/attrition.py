@@ -16,10 +16,9 @@ from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.records.account import (
     Attrition,
     CohortCounts,
-    OutcomeCounts,
     RecordsBefore,
     Step,
-    Undated,
+    unequal,
 )
 from ehrsequencing.records.cohort import ENDINGS, Cohort
 from ehrsequencing.records.events import (
@@ -35,7 +34,6 @@ from ehrsequencing.records.events import (
 from ehrsequencing.records.follow_up import MOST
 from ehrsequencing.records.labels import eligibility_steps
 from ehrsequencing.records.meds import SPLITS
-from ehrsequencing.records.unequal import unequal
 from ehrsequencing.records.visits import Record, count_at_or_before
 from ehrsequencing.records.words import lines_of
 
@@ -113,7 +111,7 @@ class Tally:
         self.follow_up = Counter[str](ends)  # with those of `count_ends`
         # code that differs from one of the task in its spelling only → training subjects
         self.other_spellings: dict[str, int] = {}
-        self.undated: Undated | None = None  # of `undated_bounds`
+        self.undated: dict[str, float] | None = None  # of `undated_bounds`
 
     def add_cohort(self, cohort: Cohort, split: NDArray[np.int8], record: Record) -> None:
         """Add a shard: its cohort, each subject's split (S,), and the records."""
@@ -171,7 +169,7 @@ class Tally:
             counts += other.counts[name]
         self.follow_up.update(other.follow_up)
 
-    def as_json(self, outcomes: OutcomeCounts | None = None) -> Attrition:
+    def as_json(self, outcomes: dict[str, Any] | None = None) -> Attrition:
         """Content of `attrition.json`; `outcomes` are the counts of `choose_outcomes`."""
         every = self._counts(slice(None))
         content: Attrition = {

@@ -21,7 +21,6 @@ from ehrsequencing.records.events import DAY_US, STATIC
 from ehrsequencing.records.follow_up import (
     bounds_text,
     codes_that_end,
-    silence_warning,
     silent_times,
 )
 from ehrsequencing.records.meds import FIXES, SPLITS, LateRows, MedsReader
@@ -192,7 +191,9 @@ def _check_task(folder: Path, task: TaskConfig, reader: MedsReader | None) -> Ta
     for number, (name, patterns) in enumerate(task.patterns.items(), start=1):
         for one in silent_times(start_us / DAY_US, days, causes == number) if reader else ():
             ended = codes_that_end(reader, one.day, patterns) if reader and one.before else []
-            silences.append(silence_warning(name, one, len(days), ended))
+            month = np.datetime64(int(one.day), "D").astype("datetime64[M]")
+            values = {"name": name, "s": one, "month": month, "people": len(days), "ended": ended}
+            silences += lines_of(_TEMPLATES / "silence.txt.jinja", **values)
     return TaskCheck(task, read_json(folder / "attrition.json"), within, known, tuple(silences))
 
 

@@ -5,7 +5,7 @@ until it, is it still to come, and of whom is it not known?
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +15,6 @@ import numpy as np
 from ehrsequencing.config import TaskConfig, format_days
 from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.core.disclosure import SMALLEST_COUNT
-from ehrsequencing.records.account import Undated
 from ehrsequencing.records.codes import PROVISIONAL, CodeMatcher, code_type
 from ehrsequencing.records.cohort import CohortBuilder, CohortRows
 from ehrsequencing.records.events import (
@@ -103,7 +102,7 @@ def count_ends(
 
 def undated_bounds(
     folder: Path, builder: CohortBuilder, undated: Sequence[tuple[Ints, Ints]]
-) -> Undated | None:
+) -> dict[str, float] | None:
     """The risk of a task's first cause if all deaths without a date were at the last sign of life, and if none were.
 
     Args:
@@ -159,7 +158,7 @@ def _risk(days: Floats, cause: Ints, horizon_days: float) -> float:
     return float((free * had / at_risk)[time <= horizon_days].sum())
 
 
-def bounds_text(task: TaskConfig, bounds: Undated) -> str:
+def bounds_text(task: TaskConfig, bounds: Mapping[str, float]) -> str:
     """Both risks in words."""
     name, horizon = task.causes[0], format_days(bounds["horizon_days"])
     return (
@@ -289,17 +288,3 @@ def codes_that_end(shards: Iterable[Events], day: float, patterns: Iterable[str]
         and counts.subjects[code] >= SMALLEST_COUNT
     ]
     return sorted(ended, key=lambda code: -counts.subjects[code])[:_NAMED]
-
-
-def silence_warning(name: str, silence: Silence, people: int, ended: list[str]) -> str:
-    """What a silent time means for a task."""
-    month = np.datetime64(int(silence.day), "D").astype("datetime64[M]")
-    begins, side, then = (
-        ("begins", "before", "later") if silence.before else ("ends", "after", "earlier")
-    )
-    like = f" Codes that end there: {', '.join(ended)}." if ended else ""
-    return (
-        f"The outcome {name} {begins} in {month}: {silence.people:,} of {people:,} people were at risk {side}, when "
-        f"{silence.expected:,.0f} events would be expected at the {then} rate, and there is none. If its codes "
-        f"were not in use, list those that were, or take an index and an end within the time of their use.{like}"
-    )

@@ -5,8 +5,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined, Template
-
 from ehrsequencing.config import format_days
 from ehrsequencing.core.disclosure import count_text
 
@@ -17,7 +15,9 @@ def lines_of(path: Path, **values: Any) -> list[str]:
 
 
 @cache
-def _template(path: Path) -> Template:
+def _template(path: Path) -> Any:
+    from jinja2 import Environment, StrictUndefined
+
     made = Environment(
         undefined=StrictUndefined,
         trim_blocks=True,
