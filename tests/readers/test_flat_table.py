@@ -369,14 +369,6 @@ def test_a_column_without_a_number_is_refused(cells: list[str], decimal: str, tm
     assert not any(cell in error for cell in cells)
 
 
-@pytest.mark.parametrize("text", ["", "subject: [", "- a\n- b\n"])
-def test_a_broken_map_says_where_maps_are_shown(text: str, tmp_path: Path) -> None:
-    source = write(wide(), tmp_path / "visits.csv")
-    error = refused("import", "csv", source, "--map", write_map(tmp_path, text), tmp_path / "meds")
-    assert "docs/data.md#any-flat-table" in error
-    assert "examples/tasks" not in error
-
-
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

@@ -93,21 +93,6 @@ def test_a_new_format_is_a_function_too(source: Path, tmp_path: Path) -> None:
     assert source.read_text() == ROWS
 
 
-@pytest.mark.parametrize(
-    ("content", "told"),
-    [
-        (b"PAR1", "holds Parquet, not CSV"),
-        (b"person,date,code\n", "has no column value"),
-        (b"\xff\xfe\x00", "cannot be"),
-    ],
-)
-def test_a_bad_file_is_one_clear_error(content: bytes, told: str, source: Path, tmp_path: Path) -> None:
-    source.write_bytes(content)
-    done = run("import", "lines", source, tmp_path / "meds")
-    assert done.exit_code == 2, done.output
-    assert told in done.stderr
-
-
 def test_a_taken_name_is_refused() -> None:
     again = reader("lines", help="", source="")(import_lines.read)  # again in a notebook: the last one counts
     assert all_readers()["lines"] is again

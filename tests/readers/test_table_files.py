@@ -201,14 +201,6 @@ def test_meds_and_frames_without_a_header(tmp_path: Path) -> None:
     assert says_nothing(str(raised.value))
 
 
-def test_keys_that_are_a_patients_are_not_shown(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text(FIRST)
-    (tmp_path / "map.yaml").write_text("subject: patient\ntime: date\n4711007: x\nevents: [{code: DX}]\n")
-    error = refused("import", "csv", tmp_path / "a.csv", "--map", tmp_path / "map.yaml", tmp_path / "meds")
-    assert "unknown setting" in error
-    assert "4711007" not in error
-
-
 # ---- what is no file ---------------------------------------------------------------------------------------------
 
 
