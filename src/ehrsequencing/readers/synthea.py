@@ -21,6 +21,7 @@ from ehrsequencing.readers.cells import (
 from ehrsequencing.readers.registry import Import, reader
 from ehrsequencing.readers.rows import (
     END_SUFFIX,
+    TERMS,
     CodeBook,
     Role,
     joined,
@@ -31,42 +32,9 @@ from ehrsequencing.readers.rows import (
 from ehrsequencing.readers.table_files import one_file_each, open_table
 from ehrsequencing.records.events import BIRTH, DEATH
 
+_TERMS = TERMS["synthea"]
 TEXT_VALUE_LENGTH = 64  # a text value up to this length becomes part of the code
-# The vocabulary of each table's codes, if its column SYSTEM does not name one.
-EVENT_TABLES = {
-    "encounters": "SNOMED",
-    "conditions": "SNOMED",
-    "procedures": "SNOMED",
-    "medications": "RxNorm",
-    "immunizations": "CVX",
-    "observations": "LOINC",
-    "allergies": "SNOMED",
-    "careplans": "SNOMED",
-    "devices": "SNOMED",
-    "supplies": "SNOMED",
-    "imaging_studies": "DICOM",
-}
-_SYSTEMS = {"snomed": "SNOMED", "rxnorm": "RxNorm", "loinc": "LOINC", "cvx": "CVX"}
-_STATIC = ("GENDER", "RACE", "ETHNICITY")
-_REPORTS = ("conditions", "allergies")  # may have begun before the encounter that reports them
-_ACUTE = ("inpatient", "emergency", "observation", "icu")
-_TEXTS = ("CODE", "DESCRIPTION", "SYSTEM", "ENCOUNTERCLASS", "VALUE", "UNITS", "TYPE")
-_MODALITY = ("MODALITY_CODE", "MODALITY_DESCRIPTION")
-_COLUMNS = (
-    "ID",
-    "BIRTHDATE",
-    "DEATHDATE",
-    *_STATIC,
-    "PATIENT",
-    "ENCOUNTER",
-    "ORGANIZATION",
-    "START",
-    "DATE",
-    "STOP",
-    *_TEXTS,
-    *_MODALITY,
-)
-_DATES = ("BIRTHDATE", "DEATHDATE", "START", "DATE", "STOP")
+EVENT_TABLES: dict[str, str] = _TERMS["tables"]  # and the vocabulary of their codes
 _FIX = "name the folder of Synthea's CSV files, plain or gz"
 
 
@@ -105,8 +73,8 @@ def import_synthea(source: str, job: Import) -> None:
                 counts.columns |= {"no_time": start, "no_code": code}
             counts.columns |= {"no_person": person, "unknown_person": person}
             counts.required |= {person, start}
-            dates = job.survey([table], counts, _DATES)
-            for block in job.blocks([table], counts, _COLUMNS, dates):
+            dates = job.survey([table], counts, _TERMS["dates"])
+            for block in job.blocks([table], counts, _TERMS["columns"], dates):
                 if counts.name == "patients":
                     refuse_scientific(block, "ID")
                     names.append(pc.unique(whole_text(block.name("ID"))))
@@ -124,7 +92,7 @@ def _patients(block: Block) -> pa.Table:
         make_rows(Role.PERSON, base, BIRTH, time=block.times("BIRTHDATE")),
         make_rows(Role.DEATH, base, DEATH, died, time=block.times("DEATHDATE")),
     ]
-    for column in _STATIC:
+    for column in _TERMS["static"]:
         code = joined(pa.scalar(column), block.text(column))
         parts.append(make_rows(Role.STATIC, base, code, pc.is_valid(code)))
     return pa.concat_tables(parts, promote_options="default")
@@ -142,7 +110,7 @@ def _events(name: str, block: Block, codes: CodeBook, job: Import) -> pa.Table:
     else:
         # the vocabulary that SYSTEM names ("SNOMED-CT", "http://snomed.info/sct" …), else the table's
         lower, vocabulary = pc.utf8_lower(block.text("SYSTEM")), pa.scalar(EVENT_TABLES[name])
-        for part, system in _SYSTEMS.items():
+        for part, system in _TERMS["systems"].items():
             is_named = pc.fill_null(pc.match_substring(lower, part), False)
             vocabulary = pc.if_else(is_named, system, vocabulary)
         code = joined(vocabulary, block.text("CODE"))
@@ -160,7 +128,7 @@ def _events(name: str, block: Block, codes: CodeBook, job: Import) -> pa.Table:
         codes.add(valued, description, pc.if_else(pc.equal(valued, code), NO_TEXT, code))
         values = {"numeric_value": number, "text_value": text}
         return make_rows(Role.EVENT, base, valued, time=time, **values)
-    is_report = name in _REPORTS and job.settings.known == "latest"
+    is_report = name in _TERMS["reports"] and job.settings.known == "latest"
     events = make_rows(Role.BEGUN if is_report else Role.EVENT, base, code, time=time)
     if name != "encounters":
         return events
@@ -173,7 +141,7 @@ def _events(name: str, block: Block, codes: CodeBook, job: Import) -> pa.Table:
         visit,
         time=time,
         end=block.times("STOP"),
-        acute=pc.is_in(pc.utf8_lower(kind), pa.array(_ACUTE)),
+        acute=pc.is_in(pc.utf8_lower(kind), pa.array(_TERMS["acute"])),
         inpatient=pc.equal(pc.utf8_lower(kind), "inpatient"),
         site=block.name("ORGANIZATION"),
     )

@@ -4,7 +4,7 @@ It is `prepare` in a temporary folder, so that both find the same.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 from scipy.special import entr, expit, ndtri
 
 from ehrsequencing.config import StudyConfig, TaskConfig, format_days
-from ehrsequencing.core.arrays import Bools, Floats
+from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.files import private_folder, read_json
 from ehrsequencing.records.account import Attrition
 from ehrsequencing.records.attrition import attrition_lines, followed_line, task_warnings
@@ -140,7 +140,9 @@ def check_data(
             "subjects": {
                 "all": filled["subjects"],
                 **{name: len(part) for name, part in splits.items()},
-                "without_birth": _total(part.birth_us == STATIC for part in splits.values()),
+                "without_birth": sum(
+                    int((part.birth_us == STATIC).sum()) for part in splits.values()
+                ),
             },
             "codes": {
                 "all": filled["codes"],
@@ -150,8 +152,8 @@ def check_data(
             },
             "visits": {
                 "all": visits,
-                f"over_{LONG_VISIT_DAYS}_days": _total(
-                    part.end_us - part.start_us > LONG_VISIT_DAYS * DAY_US
+                f"over_{LONG_VISIT_DAYS}_days": sum(
+                    int((part.end_us - part.start_us > LONG_VISIT_DAYS * DAY_US).sum())
                     for part in splits.values()
                 ),
                 "per_subject": round(visits / max(sum(map(len, splits.values())), 1), 2),
@@ -166,10 +168,6 @@ def check_data(
         reader = None if filled["calendar"]["beyond_today"] else work.reader
         checks = [_check_task(folder / "tasks" / task.name, task, reader) for task in tasks]
     return DataCheck(facts, Counter(filled["fixes"]), checks)
-
-
-def _total(masks: Iterable[Bools]) -> int:
-    return sum(int(np.count_nonzero(mask)) for mask in masks)
 
 
 def _check_task(folder: Path, task: TaskConfig, reader: MedsReader | None) -> TaskCheck:

@@ -192,7 +192,8 @@ def connect(url: str) -> Any:
 # ---- concepts and their codes ----------------------------------------------------------------------------------------
 
 
-VOCABULARY_TABLES: dict[str, list[str]] = TERMS["omop"]["vocabulary"]  # and their columns
+VOCABULARY_TABLES = ("concept", "concept_ancestor", "concept_relationship")
+_COLUMNS: dict[str, list[str]] = TERMS["omop"]["columns"]
 # concepts that OMOP databases use even without a row in their table concept: code and description
 KNOWN = {int(number): fact for number, fact in TERMS["omop"]["concepts"].items()}
 
@@ -226,7 +227,7 @@ class Concepts:
         if name in self._tables:
             counts = self._job.report.table(name)
             self._job.survey(self._tables[name], counts, ())
-            for block in self._job.blocks(self._tables[name], counts, VOCABULARY_TABLES[name], {}):
+            for block in self._job.blocks(self._tables[name], counts, _COLUMNS[name], {}):
                 self._job.report.mark(KEPT, block.source.to_numpy())
                 yield block
 

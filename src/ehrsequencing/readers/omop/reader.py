@@ -99,7 +99,9 @@ def _opened(source: str) -> Iterator[Tables]:
             name = _NAMES["aliases"].get(alias, alias)
             for header in table.names:
                 # a header may be an SQL expression, as date(x,'unixepoch')
-                meant = sorted(set(_NAME.findall(_QUOTED.sub("", header))) & set(_columns(name)))
+                meant = sorted(
+                    set(_NAME.findall(_QUOTED.sub("", header))) & set(_TERMS["columns"][name])
+                )
                 if meant and header not in meant:
                     raise EhrseqError(
                         f"the header {header!r} is an expression, and no column's name",
@@ -154,28 +156,6 @@ def _dates(name: str) -> list[str]:
     return [f"{stem}_{kind}" for stem in _STEMS[name] for kind in ("datetime", "date")]
 
 
-def _columns(name: str) -> list[str]:
-    """The columns of a table that are read."""
-    if name in VOCABULARY_TABLES:
-        return [*VOCABULARY_TABLES[name], "concept_name"]
-    spec, columns = EVENT_TABLES.get(name), ["person_id", *_dates(name)]
-    stems = _NAMES["person"] if name == "person" else (spec.concept,) if spec else ()
-    columns += [f"{stem}{kind}_concept_id" for stem in stems for kind in ("", "_source")]
-    columns += (*_NAMES["birth"], _NAMES["number"]) if name == "person" else ()
-    columns += ("visit_occurrence_id",) if spec else ()
-    columns += _NAMES["valued"] if spec and spec.valued else ()
-    if spec and spec.role == "BEGUN":
-        columns += _NAMES["status"]
-    if spec and spec.end is not None:
-        columns += [
-            f"{stem}_{kind}"
-            for stem in _NAMES["discharge"]
-            for kind in ("concept_id", "source_value")
-        ]
-        columns.append("care_site_id")
-    return columns
-
-
 # ---- rows --------------------------------------------------------------------------------------
 
 
@@ -187,7 +167,7 @@ def _read_tables(tables: Tables, job: Import, add: Callable[[pa.Table], None]) -
         spec, dates = EVENT_TABLES.get(name), _dates(name)
         _check(files, counts, spec, job)
         orders = job.survey(files, counts, dates)
-        for block in job.blocks(files, counts, _columns(name), orders):
+        for block in job.blocks(files, counts, _TERMS["columns"][name], orders):
             base = {"subject_id": block.whole("person_id"), "source": block.source}
             if spec is not None:
                 add(_events(block, base, spec, concepts, job))
