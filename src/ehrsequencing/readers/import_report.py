@@ -62,7 +62,7 @@ class TableCounts:
     columns: dict[str, str] = field(default_factory=dict)  # reason → the column concerned
     # columns without which the table says nothing: the import is refused if no cell can be read
     required: set[str] = field(default_factory=set)
-    # a file's first position; None for a database
+    # position of each file's first row, and its name; None for a database
     parts: list[tuple[int, str | None]] = field(default_factory=list)
     fates: bytearray = field(default_factory=bytearray)  # of each row
     bad_line: dict[str, Any] | None = None  # file and line of the first row that cannot be parsed
@@ -71,10 +71,6 @@ class TableCounts:
     days: int = 0  # rows with a date and no clock
     clocks: int = 0  # rows with a clock
     rules: "RuleCounts" = field(default_factory=Counter)  # of the whole import
-
-    def begin(self, file: str | None) -> None:
-        """Say that the rows that follow are of this file."""
-        self.parts.append((self.rows_in, file))
 
     def take(self, rows: int) -> Ints:
         """(rows,) numbers for the rows that follow: the column `source` of a reader's rows."""

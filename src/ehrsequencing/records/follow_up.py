@@ -136,26 +136,21 @@ def undated_bounds(
     ends = np.concatenate(cause)
     if not undecided.any():
         return None
-    none, all_ = (_risk(every, np.where(undecided, n, ends), horizon) for n in (0, deaths[0]))
+    order = np.argsort(every)
+    time, first = np.unique(every[order], return_index=True)
+    at_risk, risks = len(every) - first, list[float]()
+    for answer in (0, deaths[0]):  # cumulative incidence of the first cause (Aalen–Johansen)
+        kind = np.where(undecided, answer, ends)[order]
+        ended = np.add.reduceat(kind > 0, first, dtype=float)
+        had = np.add.reduceat(kind == 1, first, dtype=float)
+        free = np.r_[1.0, np.cumprod(1 - ended / at_risk)[:-1]]
+        risks.append(float((free * had / at_risk)[time <= horizon].sum()))
     return {
         "people": int(undecided.sum()),
         "horizon_days": horizon,
-        "censored": none,
-        "died": all_,
+        "censored": risks[0],
+        "died": risks[1],
     }
-
-
-def _risk(days: Floats, cause: Ints, horizon_days: float) -> float:
-    """Cumulative incidence of the first cause by a horizon (Aalen–Johansen)."""
-    order = np.argsort(days)
-    time, first = np.unique(days[order], return_index=True)
-    at_risk = len(days) - first
-    ended, had = (
-        np.add.reduceat((cause[order] > 0) if k is None else cause[order] == k, first, dtype=float)
-        for k in (None, 1)
-    )
-    free = np.r_[1.0, np.cumprod(1 - ended / at_risk)[:-1]]
-    return float((free * had / at_risk)[time <= horizon_days].sum())
 
 
 def bounds_text(task: TaskConfig, bounds: Mapping[str, float]) -> str:

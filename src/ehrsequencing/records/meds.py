@@ -343,7 +343,12 @@ def fix(
         fixes["after_end"] += int(late.sum())
         followed = late & ~is_open & ~events.is_code(BIRTH)
         events = replace(events.take(~late), beyond=np.unique(events.subject_id[followed]))
-    events = _sort(events, fixes)
+    backwards = (events.time_us[1:] < events.time_us[:-1]) & ~events.opens[1:]
+    runs = events.subject_id.take(events.starts)  # the subject of each run of rows
+    if backwards.any() or (np.diff(runs) <= 0).any():
+        fixes["not_contiguous"] += int((np.unique(runs, return_counts=True)[1] > 1).sum())
+        fixes["unsorted"] += len(np.unique(events.subject_id[1:][backwards]))
+        events = events.take(np.lexsort((events.time_us, events.subject_id)))
     events = settle_deaths(_drop_duplicates(events, fixes), fixes)
     return keep_lifetimes(events, path, fixes, ends or CodeMatcher(ENDS), no_ends)
 
@@ -380,17 +385,6 @@ def _drop_bad_years(events: Events, fixes: Counter[str]) -> Events:
     bad = (time != STATIC) & (((time < MIN_US) & ~is_birth) | (time >= MAX_US))
     fixes["bad_year"] += int(bad.sum())
     return replace(events, time_us=time).take(~bad)
-
-
-def _sort(events: Events, fixes: Counter[str]) -> Events:
-    subject, time = events.subject_id, events.time_us
-    backwards = (time[1:] < time[:-1]) & ~events.opens[1:]
-    runs = subject.take(events.starts)  # the subject of each run of rows
-    if not backwards.any() and np.all(np.diff(runs) > 0):
-        return events
-    fixes["not_contiguous"] += int((np.unique(runs, return_counts=True)[1] > 1).sum())
-    fixes["unsorted"] += len(np.unique(subject[1:][backwards]))
-    return events.take(np.lexsort((time, subject)))
 
 
 def _drop_duplicates(events: Events, fixes: Counter[str]) -> Events:

@@ -274,7 +274,7 @@ def fill(
         "tasks": [task.name for task in work.tasks],
         "calendar": ends(),
         "known_training_rows": fit.known_share(vocabulary),
-        "numbers": number_warnings(fit.number, fit.values(), fit.numbered.tolist()),
+        "numbers": number_warnings(fit.number, fit.numbers_kept.by_key(), fit.numbered.tolist()),
         "fixes": {name: count for name, count in fixes.items() if count},
     }
 

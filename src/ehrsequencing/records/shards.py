@@ -103,6 +103,7 @@ class ShardWork:
     reader: MedsReader
     lookup: SplitLookup
     study: StudyConfig
+    tasks: Sequence[TaskConfig]  # the questions
     builders: Sequence[CohortBuilder]
     excluded: CodeMatcher
     parents: Mapping[str, list[str]]
@@ -146,12 +147,7 @@ class ShardWork:
             for name, matcher in zip(one.task.causes, one.cause_codes, strict=True)
             if not matcher(DEATH)
         }
-        return cls(reader, lookup, study, builders, excluded, parents)
-
-    @property
-    def tasks(self) -> list[TaskConfig]:
-        """The questions."""
-        return [builder.task for builder in self.builders]
+        return cls(reader, lookup, study, tasks, builders, excluded, parents)
 
     def new_fit(self) -> VocabularyFit:
         """An empty fit."""

@@ -191,30 +191,26 @@ def survey(
     Raises:
         EhrseqError: A shard cannot be used, a subject is in two of them, or nobody has a timed row.
     """
-    surveyed = _read_all(reader, new_part(), tick)
-    if reader.declared_us is None:
-        reader.late = find_late_rows(surveyed.days)
-    if reader.late is not None:
-        reader.fixes, reader.people = Counter(), Counter()
-        surveyed = _read_all(reader, new_part(), tick)
-    return surveyed
-
-
-def _read_all(reader: MedsReader, part: Counted, tick: Callable[[], None]) -> Survey[Counted]:
-    ids, counts = list[Ints](), list[DayCounts]()
-    for subject_id, of_shard in part.shards(reader):
-        ids.append(subject_id)
-        counts.append(of_shard)
-        tick()
-    refuse_scattered(ids, reader.shards)
-    every = np.sort(np.concatenate(ids))
-    if not len(every):
-        raise EhrseqError(
-            "holds no subject with a timed row", where=str(reader.data), fix="check the data set"
-        )
-    days = add_days(counts)
-    end_us = days.last_us if reader.declared_us is None else reader.declared_us
-    return Survey(every, days, end_us, part)
+    while True:
+        part, ids, counts = new_part(), list[Ints](), list[DayCounts]()
+        for subject_id, of_shard in part.shards(reader):
+            ids.append(subject_id)
+            counts.append(of_shard)
+            tick()
+        refuse_scattered(ids, reader.shards)
+        every, days = np.sort(np.concatenate(ids)), add_days(counts)
+        if not len(every):
+            raise EhrseqError(
+                "holds no subject with a timed row",
+                where=str(reader.data),
+                fix="check the data set",
+            )
+        is_first = reader.declared_us is None and reader.late is None
+        late = find_late_rows(days) if is_first else None
+        if late is None:
+            end_us = days.last_us if reader.declared_us is None else reader.declared_us
+            return Survey(every, days, end_us, part)
+        reader.late, reader.fixes, reader.people = late, Counter(), Counter()
 
 
 class Steps:

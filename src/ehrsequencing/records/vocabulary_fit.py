@@ -60,7 +60,9 @@ class VocabularyFit:
         self.kind_subjects = np.array([settings.min_subjects])
         self._kind = np.zeros(0, np.int64)  # type of each code
         self.numbers = OfCodes(self._numbers)  # the number of each code, a new one for a new code
-        self._samples = self._values, self._gaps, self._counts = Sample(), Sample(), Sample()
+        # numbers of training subjects that are kept; the key of a code is its number
+        self.numbers_kept, self._gaps, self._counts = Sample(), Sample(), Sample()
+        self._samples = self.numbers_kept, self._gaps, self._counts
 
     def update(self, events: Events, subject: Ints, is_training: Bools) -> None:
         """Add a shard.
@@ -78,10 +80,6 @@ class VocabularyFit:
         for piece in pieces(events.starts, len(events), _PIECE_ROWS):
             rows = np.flatnonzero(is_training[piece]) + piece.start
             self._update(events, rows, subject, hashed)
-
-    def values(self) -> Values:
-        """The numbers of training subjects that are kept; the key of a code is its number."""
-        return self._values.by_key()
 
     def _update(
         self, events: Events, rows: Ints, subject: Ints, hashed_id: NDArray[np.uint64]
@@ -112,7 +110,7 @@ class VocabularyFit:
         )
         # half of the hash as the owner: two people may share it and count as one, but never one as two
         half = (identity >> np.uint64(32)).astype(np.uint32)
-        self._values.add(code, hashed, value, half)
+        self.numbers_kept.add(code, hashed, value, half)
         if self.value_settings.carry:
             # scales of SINCE (gaps between a subject's values of one code) and COUNT (their number)
             timed = np.flatnonzero(time != STATIC)

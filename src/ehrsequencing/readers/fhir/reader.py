@@ -270,7 +270,7 @@ class Blocks:
         if kind in self._begun:
             return counts
         self._begun.add(kind)
-        counts.begin(self._file)
+        counts.parts.append((counts.rows_in, self._file))
         counts.essential = kind in _ESSENTIAL
         return counts
 
