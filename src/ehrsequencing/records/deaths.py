@@ -188,11 +188,14 @@ def keep_lifetimes(
         after &= ~is_end
     is_sound &= ~before & ~after
     static_only = is_sound & ~(np.bincount(row[is_sound & timed], minlength=n) > 0)[row]
-    fixes["late_birth"] += int(late_birth.sum())
-    fixes["early_death"] += int(early_death.sum())
-    fixes["before_birth"] += int(before.sum())
-    fixes["after_death"] += int(after.sum())
-    fixes["static_value"] += int((~timed & ~np.isnan(events.value)).sum())
+    for name, chosen in {
+        "late_birth": late_birth,
+        "early_death": early_death,
+        "before_birth": before,
+        "after_death": after,
+        "static_value": ~timed & ~np.isnan(events.value),
+    }.items():
+        fixes[name] += int(chosen.sum())
     fixes["static_only"] += len(np.unique(row[static_only]))
     is_sound &= ~static_only
     return events if is_sound.all() else events.take(is_sound)
