@@ -112,12 +112,11 @@ class MedsWriter:
         for number in np.flatnonzero(np.diff(edges)).tolist():
             part = rows.slice(edges[number], edges[number + 1] - edges[number])
             if number not in self._open:
-                self._open[number] = pa.ipc.new_stream(str(self._path(number)), self._spilled)
+                self._open[number] = pa.ipc.new_stream(
+                    str(self._spill / f"{number}.arrow"), self._spilled
+                )
             self._open[number].write_table(part)
             self._bucket_rows[number] += len(part)
-
-    def _path(self, number: int) -> Path:
-        return self._spill / f"{number}.arrow"
 
     def finish(self) -> None:
         """Clean and write the data, then the metadata.
@@ -190,7 +189,7 @@ class MedsWriter:
                 if group and (is_enough or number == last):
                     parts = []
                     for member in group:
-                        with pa.OSFile(str(self._path(member))) as file:
+                        with pa.OSFile(str(self._spill / f"{member}.arrow")) as file:
                             parts.append(pa.ipc.open_stream(file).read_all())
                     rows = pa.concat_tables(parts)
                     numbers = rows["code"].combine_chunks()

@@ -135,6 +135,10 @@ def check_data(
             sum(len(getattr(part, name)) for part in splits.values())
             for name in ("start_us", "codes")
         )
+        # what an import of ours warned of, which only its report still knows
+        path = data / "metadata" / "import_report.json"
+        report = read_json(path) if path.is_file() else None
+        imported = report.get("warnings", []) if isinstance(report, dict) else []
         facts = {
             **{name: filled[name] for name in ("splits", "rows", "years", "calendar", "late_rows")},
             "subjects": {
@@ -162,7 +166,7 @@ def check_data(
             "warnings": [
                 *data_warnings(filled, min_subjects=min_subjects),
                 *filled["numbers"],
-                *import_warnings(data),
+                *(f"import: {text}" for text in imported),
             ],
         }
         reader = None if filled["calendar"]["beyond_today"] else work.reader
@@ -199,14 +203,6 @@ def data_warnings(facts: Mapping[str, Any], *, min_subjects: int) -> list[str]:
     """What may make a prepared set useless, or other than one expects, from the facts of its manifest."""
     values = {"f": facts, "min_subjects": min_subjects, "FEW_KNOWN": FEW_KNOWN}
     return lines_of(_TEMPLATES / "data_warnings.txt.jinja", **values)
-
-
-def import_warnings(data: Path) -> list[str]:
-    """What an import of ours warned of, which only its report still knows."""
-    path = data / "metadata" / "import_report.json"
-    report = read_json(path) if path.is_file() else None
-    warnings = report.get("warnings") if isinstance(report, dict) else None
-    return [f"import: {text}" for text in warnings] if isinstance(warnings, list) else []
 
 
 _SPLIT_WORDS = {

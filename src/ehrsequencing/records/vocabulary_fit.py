@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 from functools import cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ehrsequencing.config import ValuesConfig, VocabularyConfig
 from ehrsequencing.core.arrays import Bools, Ints, hash_u64
@@ -75,53 +74,51 @@ class VocabularyFit:
         self.numbers(events.codes)  # also where no row is left
         ids = np.zeros(int(subject.max(initial=-1)) + 1, np.int64)
         ids[subject.take(events.starts)] = events.subject_id.take(events.starts)
-        hashed = hash_u64(ids.view(np.uint64))
+        of_person = hash_u64(ids.view(np.uint64))
         self.people += int(is_training.take(events.starts).sum())
         for piece in pieces(events.starts, len(events), _PIECE_ROWS):
             rows = np.flatnonzero(is_training[piece]) + piece.start
-            self._update(events, rows, subject, hashed)
-
-    def _update(
-        self, events: Events, rows: Ints, subject: Ints, hashed_id: NDArray[np.uint64]
-    ) -> None:
-        """Add some rows, of whole subjects."""
-        code = self.numbers(events.codes).take(events.code.take(rows))
-        order = group_order(code, len(self.number))
-        rows, code = rows.take(order), code.take(order)  # by code, subject and time
-        first = np.flatnonzero(opens_run(code, subject.take(rows)))
-        self.subjects += np.bincount(code[first], minlength=len(self.number))
-        self.rows += np.bincount(code, minlength=len(self.number))
-        # the subjects of each type that few people have yet; soon there is none
-        kind = self._kind.take(code.take(first))
-        few = np.flatnonzero(self.kind_subjects.take(kind) < self.settings.min_subjects)
-        who = subject.take(rows.take(first.take(few)))
-        pairs = np.unique(np.stack([kind.take(few), who]), axis=1)
-        self.kind_subjects += np.bincount(pairs[0], minlength=len(self.kinds))
-        if self.value_settings.mode == "none":
-            return
-        valued = np.flatnonzero(~np.isnan(events.value.take(rows)))
-        rows, code = rows.take(valued), code.take(valued)
-        time, value, owner = events.time_us.take(rows), events.value.take(rows), subject.take(rows)
-        with_number = code[opens_run(code, owner)]
-        self.numbered += np.bincount(with_number, minlength=len(self.number))
-        identity = hashed_id.take(owner)
-        hashed = hash_u64(
-            identity ^ time.view(np.uint64) ^ value.astype(np.float64).view(np.uint64)
-        )
-        # half of the hash as the owner: two people may share it and count as one, but never one as two
-        half = (identity >> np.uint64(32)).astype(np.uint32)
-        self.numbers_kept.add(code, hashed, value, half)
-        if self.value_settings.carry:
-            # scales of SINCE (gaps between a subject's values of one code) and COUNT (their number)
-            timed = np.flatnonzero(time != STATIC)
-            code, owner, time = code.take(timed), owner.take(timed), time.take(timed)
-            hashed, half = hashed.take(timed), half.take(timed)
-            opens = opens_run(code, owner)
-            first, later = np.flatnonzero(opens), np.flatnonzero(~opens)
-            gaps = (time[later] - time[later - 1]) / DAY_US
-            self._gaps.add(code[later], hashed[later], gaps, half[later])
-            counts = np.diff(first, append=len(code)).astype(np.float64)
-            self._counts.add(code[first], hashed[first], counts, half[first])
+            code = self.numbers(events.codes).take(events.code.take(rows))
+            order = group_order(code, len(self.number))
+            rows, code = rows.take(order), code.take(order)  # by code, subject and time
+            first = np.flatnonzero(opens_run(code, subject.take(rows)))
+            self.subjects += np.bincount(code[first], minlength=len(self.number))
+            self.rows += np.bincount(code, minlength=len(self.number))
+            # the subjects of each type that few people have yet; soon there is none
+            kind = self._kind.take(code.take(first))
+            few = np.flatnonzero(self.kind_subjects.take(kind) < self.settings.min_subjects)
+            who = subject.take(rows.take(first.take(few)))
+            pairs = np.unique(np.stack([kind.take(few), who]), axis=1)
+            self.kind_subjects += np.bincount(pairs[0], minlength=len(self.kinds))
+            if self.value_settings.mode == "none":
+                continue
+            valued = np.flatnonzero(~np.isnan(events.value.take(rows)))
+            rows, code = rows.take(valued), code.take(valued)
+            time, value, owner = (
+                events.time_us.take(rows),
+                events.value.take(rows),
+                subject.take(rows),
+            )
+            with_number = code[opens_run(code, owner)]
+            self.numbered += np.bincount(with_number, minlength=len(self.number))
+            identity = of_person.take(owner)
+            hashed = hash_u64(
+                identity ^ time.view(np.uint64) ^ value.astype(np.float64).view(np.uint64)
+            )
+            # half of the hash as the owner: two people may share it and count as one, but never one as two
+            half = (identity >> np.uint64(32)).astype(np.uint32)
+            self.numbers_kept.add(code, hashed, value, half)
+            if self.value_settings.carry:
+                # scales of SINCE (gaps between a subject's values of one code) and COUNT (their number)
+                timed = np.flatnonzero(time != STATIC)
+                code, owner, time = code.take(timed), owner.take(timed), time.take(timed)
+                hashed, half = hashed.take(timed), half.take(timed)
+                opens = opens_run(code, owner)
+                first, later = np.flatnonzero(opens), np.flatnonzero(~opens)
+                gaps = (time[later] - time[later - 1]) / DAY_US
+                self._gaps.add(code[later], hashed[later], gaps, half[later])
+                counts = np.diff(first, append=len(code)).astype(np.float64)
+                self._counts.add(code[first], hashed[first], counts, half[first])
 
     def _numbers(self, codes: tuple[str, ...]) -> Ints:
         kinds = []
