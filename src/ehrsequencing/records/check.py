@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
-from scipy.special import entr, expit, ndtri
 
 from ehrsequencing.config import StudyConfig, TaskConfig, format_days
 from ehrsequencing.core.arrays import Floats
@@ -223,7 +223,7 @@ def fix_lines(fixes: Mapping[str, int]) -> list[str]:
 # Riley et al. (2020, development; 2021, external validation), for a binary outcome. The linear predictor is taken to be
 # normal, with the mean and sd that give the incidence and C.
 USUAL_C = 0.75  # where no model has been evaluated
-_NORMAL = ndtri((np.arange(2000) + 0.5) / 2000)
+_NORMAL = np.array([NormalDist().inv_cdf((i + 0.5) / 2000) for i in range(2000)])
 _SHRINKAGE = 0.9  # of a model's effects in new people, which over-fitting may cost
 
 
@@ -241,16 +241,21 @@ def needed_events(incidence: float, c: float = USUAL_C) -> dict[str, int]:
         >>> needed_events(0.2)
         {'O/E ± 0.2': 77, 'slope ± 0.2': 180, 'C ± 0.05': 114, 'ten parameters': 133}
     """
-    predictor = _population(incidence, c)
-    risk = expit(predictor)
-    moments = [(risk * (1 - risk) * predictor**power).mean() for power in range(3)]
+    quantile = NormalDist().inv_cdf
+    low, high = 0.0, 40.0
+    for _ in range(40):  # halvings
+        sd = (low + high) / 2
+        mean, spread, risk = _population(incidence, sd)
+        low, high = (low, sd) if _concordance(risk) > c else (sd, high)
+    weight = risk * (1 - risk)
+    moments = [(weight * (mean + spread) ** power).mean() for power in range(3)]
     slope_variance = moments[0] / (moments[0] * moments[2] - moments[1] ** 2)  # times n
     # Newcombe (2006), for large n; the variance times n
     pairs = 0.5 * (1 - c) / (2 - c) + 0.5 * c / (1 + c)
     c_variance = c * (1 - c) * pairs / (incidence * (1 - incidence))
-    gain = entr(incidence) + entr(1 - incidence) - (entr(risk) + entr(1 - risk)).mean()
-    explained = 1 - np.exp(-2 * gain)  # Cox–Snell R²
-    reach = ndtri(0.975)
+    null = _log_likelihood(np.array(incidence))
+    explained = 1 - np.exp(-2 * (_log_likelihood(risk).mean() - null))  # Cox–Snell R²
+    reach = quantile(0.975)
     people = {
         "O/E ± 0.2": (reach / 0.2) ** 2 * (1 - incidence) / incidence,
         "slope ± 0.2": (reach / 0.2) ** 2 * slope_variance,
@@ -260,18 +265,24 @@ def needed_events(incidence: float, c: float = USUAL_C) -> dict[str, int]:
     return {name: int(np.ceil(n * incidence)) for name, n in people.items()}
 
 
-def _population(incidence: float, c: float) -> Floats:
-    """(n,) the rising linear predictors of people with this incidence and this C."""
-    from scipy.optimize import brentq  # which takes long to load
+def _population(incidence: float, sd: float) -> tuple[float, Floats, Floats]:
+    """The mean of the linear predictor, (n,) its rising deviations of a given sd, and the risks of this incidence."""
+    spread = sd * _NORMAL
+    low, high = -200.0, 200.0
+    for _ in range(50):
+        mean = (low + high) / 2
+        risk = 1 / (1 + np.exp(-np.clip(mean + spread, -500, 500)))
+        low, high = (low, mean) if risk.mean() > incidence else (mean, high)
+    return mean, spread, risk
 
-    def predictors(sd: float) -> Floats:
-        spread = sd * _NORMAL
-        return spread + brentq(lambda mean: expit(mean + spread).mean() - incidence, -200, 200)
 
-    def excess(sd: float) -> float:
-        """How much more often a case has a higher risk than somebody without the event."""
-        risk = expit(predictors(sd))
-        without = np.cumsum(1 - risk) - (1 - risk) / 2
-        return float(risk @ without / (risk.sum() * (1 - risk).sum())) - c
+def _concordance(risk: Floats) -> float:
+    """C of rising risks that are right: how often a case has more than somebody without the event."""
+    without = np.cumsum(1 - risk) - (1 - risk) / 2
+    return float(risk @ without / (risk.sum() * (1 - risk).sum()))
 
-    return predictors(brentq(excess, 0.0, 40.0))
+
+def _log_likelihood(risk: Floats) -> Floats:
+    """Of an outcome that has this risk, in expectation."""
+    least = np.finfo(np.float64).tiny
+    return risk * np.log(risk + least) + (1 - risk) * np.log(1 - risk + least)
