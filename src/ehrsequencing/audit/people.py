@@ -184,7 +184,7 @@ def single_people(data: AuditData) -> Finding:
 
 def _numbers_of_few(vocabulary: Vocabulary, fit: VocabularyFit, needed: int) -> int:
     """How many values of the training subjects, of those that the fit keeps, are stored although too few share them."""
-    sample, few = fit.values(), 0
+    sample, few = fit.numbers_kept.by_key(), 0
     for code, token in vocabulary.index.items():
         row = vocabulary.scale[token]
         if row < 0 or code not in fit.number:

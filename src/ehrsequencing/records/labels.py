@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pv
 import pyarrow.parquet as pq
 
-from ehrsequencing.config import EligibilityConfig, HistoryCode, TaskConfig, format_days
+from ehrsequencing.config import EligibilityConfig, HistoryCode, TaskConfig
 from ehrsequencing.config.task import CensoringConfig
 from ehrsequencing.core.arrays import Bools, Floats, Ints, spans
 from ehrsequencing.core.errors import EhrseqError
@@ -36,6 +36,7 @@ from ehrsequencing.records.meds import SPLITS, parquet_files
 from ehrsequencing.records.parquet_rows import read_table, subject_ids
 from ehrsequencing.records.timelines import TaskRecords, TaskRows, open_arrays
 from ehrsequencing.records.visits import Record, count_at_or_before, next_of
+from ehrsequencing.records.words import lines_of
 
 # Columns that name the index, the best first; matched without regard to case, as OHDSI exports come in either.
 _MOMENTS = ("prediction_time", "index_timestamp", "trigger", "cohort_start_date")
@@ -333,26 +334,8 @@ def _time_since(first_us: Ints, moment_us: Ints) -> Ints:
 
 def eligibility_steps(rules: EligibilityConfig | None) -> tuple[str, ...]:
     """The criteria in words, one attrition step each, in the order in which they are applied."""
-    if rules is None:
-        return ()
-    steps = []
-    if rules.history > 0:
-        steps.append(f"with {format_days(rules.history)} of history before the index")
-    if rules.min_age is not None or rules.max_age is not None:
-        low = f"of {format_days(rules.min_age)} or older" if rules.min_age is not None else ""
-        high = f"younger than {format_days(rules.max_age)}" if rules.max_age is not None else ""
-        steps.append(f"{' and '.join(filter(None, (low, high)))} at the index")
-    steps += [f"with {_in_words(rule)}" for rule in rules.must_have]
-    steps += [f"without {_in_words(rule)}" for rule in rules.must_not_have]
-    return tuple(steps)
-
-
-def _in_words(rule: HistoryCode) -> str:
-    times = f"{rule.count} times " if rule.count > 1 else ""
-    when = "up to the index"
-    if rule.within is not None:
-        when = f"within {format_days(rule.within)} before the index"
-    return f"{times}{' or '.join(rule.code)} {when}"
+    path = Path(__file__).with_name("templates") / "eligibility.txt.jinja"
+    return () if rules is None else tuple(lines_of(path, r=rules))
 
 
 def _has(
