@@ -13,9 +13,9 @@ from ehrsequencing.config import ModelConfig
 from ehrsequencing.config.base import visit_encoder
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models import attention
+from ehrsequencing.models.attention import TransformerLayer
 from ehrsequencing.models.code_vectors import CodeVectors
 from ehrsequencing.models.segments import dropout, pool, segment_softmax
-from ehrsequencing.models.transformer import TransformerLayer
 
 
 @visit_encoder("attention")

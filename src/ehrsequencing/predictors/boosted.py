@@ -1,7 +1,5 @@
 """The baseline "boosted visits": gradient-boosted trees on history features and code pairs, giving hazards per bin."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -12,8 +10,14 @@ from ehrsequencing.core.arrays import Bools, Bytes, Floats, Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.signals import give_back_freed_memory
 from ehrsequencing.metrics.hazards import event_bin, exposure
-from ehrsequencing.predictors.features import MOST_BINS, UNKNOWN, before_pairs, binned
-from ehrsequencing.predictors.fitting_data import FittingData, kind_of
+from ehrsequencing.predictors.fitting_data import (
+    MOST_BINS,
+    UNKNOWN,
+    FittingData,
+    before_pairs,
+    binned,
+    kind_of,
+)
 from ehrsequencing.predictors.history import FeatureSpec
 from ehrsequencing.predictors.predictor import OfHistory
 from ehrsequencing.predictors.trees import Trees
@@ -259,7 +263,7 @@ class BoostedVisits(OfHistory):
         self.used: Ints = np.flatnonzero([len(cuts) > 0 for cuts in self.cuts])
 
     @classmethod
-    def fit(cls, data: FittingData) -> BoostedVisits:
+    def fit(cls, data: FittingData) -> "BoostedVisits":
         """Fit to every training prediction time, or to a draw where there are many.
 
         A trial is one of `TRIALS`, as many as `data.trials` where `EVENTS_TO_TRY` tuning subjects look at them.

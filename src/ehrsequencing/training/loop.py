@@ -4,8 +4,7 @@ Every training goes through `Training.run`: hazards of a task (`train.py`) and p
 They differ in the module, in the objective and in the subjects, which are passed in.
 
 A run depends only on its data, settings and seed: each step seeds its dropout from its own number, and each epoch its
-order of subjects, so that an interrupted run continues to the same bits. The parts of a long record
-(`ehrsequencing.batches.loader`) are batches of one step: their gradients add up before the one update.
+order of subjects, so that an interrupted run continues to the same bits.
 """
 
 import copy
@@ -289,7 +288,7 @@ class Training:
         return numbers[0], numbers[1]
 
     def update(self, state: TrainingState) -> None:
-        """One step along the gradients of all batches since the last one."""
+        """One step along the gradients of the batch."""
         learned = [p for group in self.optimizer.param_groups for p in group["params"]]
         nn.utils.clip_grad_norm_(learned, CLIP_NORM)
         self.optimizer.step()

@@ -322,24 +322,20 @@ class BesideHazards:
         self.optimizer = torch.optim.AdamW(
             self.parameters, lr=settings.learning_rate, weight_decay=0.0, fused=True
         )
-        self.gradients: list[Tensor | None] = [None] * len(self.parameters)  # of this step so far
+        self.gradients: list[Tensor | None] = [None] * len(self.parameters)  # of this step
 
     def loss(self, batch: VisitBatch) -> Tensor:
         """Summed loss of a batch's masked visits over `divisor`."""
         return self.objective(self.model, batch) / self.divisor
 
     def backward(self, loss: Tensor) -> None:
-        """Add a batch's gradient to those of this step; the hazards' gradients are left alone."""
+        """Keep a batch's gradient for this step; the hazards' gradients are left alone."""
         if not loss.requires_grad:  # nothing could be masked
             return
-        gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
-        pairs = zip(self.gradients, gradients, strict=True)
-        self.gradients = [
-            old if new is None else new if old is None else old + new for old, new in pairs
-        ]
+        self.gradients = [*torch.autograd.grad(loss, self.parameters, allow_unused=True)]
 
     def step(self, learning_rate: float) -> None:
-        """One step along the gradients of all batches since the last one.
+        """One step along the gradient of the batch.
 
         Args:
             learning_rate: Of the hazards' optimiser at this step.
