@@ -190,7 +190,7 @@ BLEND, STACKED = "blend", "trees and Cox"
 
 
 class Blend(Predictor):
-    """Predictors of one grid as one: its `log H` is a convex mean of theirs (`weights.py`).
+    """Predictors of one grid as one: its `log H` is a convex mean of theirs (`blended_hazards`).
 
     Args:
         parts: The first may be an ensemble; its members then make the band.

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -18,10 +18,32 @@ from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.hazards import expected_nll, horizon_nll
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from ehrsequencing.models.segments import to_device
-from ehrsequencing.training.device import autocast
 from ehrsequencing.training.processes import ALONE, Processes
 
 LossFunction = Callable[[Any, VisitBatch], Tensor]
+
+
+def training_device(name: str | None = None) -> torch.device:
+    """The device of that name; None: the GPU of this process where there is one, else the CPU.
+
+    Raises:
+        EhrseqError: There is no such GPU.
+    """
+    if name is not None:
+        device = torch.device(name)
+        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            raise EhrseqError(
+                f"{name} is not there", where="training.device", fix="write cpu, or leave it out"
+            )
+        return device
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def autocast(device: torch.device, precision: Literal["32", "bf16"]) -> torch.autocast:
+    """The precision in which a model computes (`training.precision`); its weights stay float32."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
 
 
 class HazardsObjective:

@@ -29,9 +29,8 @@ from ehrsequencing.models.outcomes import (
 )
 from ehrsequencing.models.segments import gather_rows, to_device
 from ehrsequencing.records.timelines import Timelines
-from ehrsequencing.training.device import autocast
 from ehrsequencing.training.loop import step_seed
-from ehrsequencing.training.objectives import mask_codes
+from ehrsequencing.training.objectives import autocast, mask_codes
 from ehrsequencing.training.pretraining.targets import TargetCodes, TimesToCodes, times_to_codes
 
 MOST_SCORES = 2**21  # of visits times codes in one step: 8 MiB
