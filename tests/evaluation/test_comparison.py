@@ -5,11 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
 
 from ehrsequencing.evaluation import comparison as comparison_module, estimates as estimates_module
 from ehrsequencing.evaluation.comparison import Comparison, draw_subjects, fewer_draws
-from ehrsequencing.evaluation.curves import spread_thresholds
+from ehrsequencing.evaluation.curves import decision_rows
 from ehrsequencing.evaluation.estimates import difference_rows, metric_estimates, nll_row, scope_estimates
 from ehrsequencing.evaluation.population import follow_up, smallest_g
 from ehrsequencing.metrics.accuracy import brier
@@ -86,18 +85,14 @@ def test_differences_are_paired() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limits", "blocks"),
-    [({"WORK_ELEMENTS": 0, "FEWEST_TOGETHER": 4}, [4, 4, 3]), ({"MOST_ELEMENTS": 3 * 130}, [3, 3, 3, 2])],
-    ids=["cache", "memory"],
+    "limits", [{"WORK_ELEMENTS": 0, "FEWEST_TOGETHER": 4}, {"MOST_ELEMENTS": 3 * 130}], ids=["cache", "memory"]
 )
-def test_large_blocks_of_resamples_are_cut_and_joined(
-    limits: dict[str, int], blocks: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_blocks_of_resamples_are_cut_and_joined(limits: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     scope = world(7, 130, resamples=11)
     whole = metric_estimates(scope, "right", taken("everywhere", "causes"))
     for name, value in limits.items():
         monkeypatch.setattr(estimates_module, name, value)
-    assert [len(block) for block in estimates_module._work_blocks(scope)] == blocks
+
     cut = metric_estimates(scope, "right", taken("everywhere", "causes"))
     for name, one in whole.items():
         np.testing.assert_allclose(one.samples, cut[name].samples, rtol=0, atol=close(name), err_msg=name)
@@ -125,11 +120,12 @@ def test_nll_interval_by_repeated_rows() -> None:
 # ---- curves ---------------------------------------------------------------------------------------------------------
 
 
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=50))
-def test_spread_thresholds_are_thresholds(risks: list[float]) -> None:
-    at = spread_thresholds(np.array(risks))
-    assert ((at > 0) & (at < 1)).all()
-    assert (np.diff(at) > 0).all()
+def test_spread_thresholds_are_thresholds() -> None:
+    scope = world(4, 60, resamples=0)
+    for row in decision_rows(scope, CAUSES, models=["right"], thresholds=()):
+        at = np.array(row["thresholds"])
+        assert ((at > 0) & (at < 1)).all()
+        assert (np.diff(at) > 0).all()
 
 
 # ---- censoring ------------------------------------------------------------------------------------------------------

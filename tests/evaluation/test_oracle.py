@@ -22,7 +22,6 @@ from ehrsequencing.evaluation.oracle import (
     excess_rows,
     foresight,
     oracle_warnings,
-    other_settings,
     ratio_rows,
     truth_of,
 )
@@ -228,15 +227,16 @@ def test_foresight_of_an_honest_model_is_nothing_on_average() -> None:
         ("recurrent", True),
     ],
 )
-def test_a_task_that_asks_something_else_differs(sim_data: Path, setting: str, value: Any) -> None:
+def test_a_task_that_asks_something_else_differs(sim_data: Path, sim_prepared: Path, setting: str, value: Any) -> None:
     own = load_task(sim_data / "task.yaml")
-    assert other_settings(sim_data, own) == []
-    assert other_settings(sim_data, own.model_validate({**own.model_dump(), setting: value})) == [setting]
+    people = Population.of_split(Prepared(sim_prepared), own, "held_out")
     chosen = own.model_copy(
         update={"landmarks": (0.0, 90.0), "horizons": (30.0,), "main": None, "blanking": 7.0, "name": "other"}
     )
-    assert other_settings(sim_data, chosen) == []
-    assert other_settings(sim_data.parent, chosen) == []  # no simulation at all
+    for same in (own, chosen):
+        assert truth_of(people, same)[1] == []
+    _, notes = truth_of(people, own.model_validate({**own.model_dump(), setting: value}))
+    assert [note.partition("has another ")[2] for note in notes] == [f"{setting}."]
 
 
 def test_the_truth_of_another_task_is_left_out_with_a_note(

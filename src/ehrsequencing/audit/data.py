@@ -330,11 +330,13 @@ class AuditData:
 
     def code_name(self, token: int, people: int) -> str:
         """A code, or a family, for a reason, unless fewer than 11 people have it."""
-        if people < SMALLEST_COUNT:
-            return "a code of too few people to be named"
-        if token >= len(self.vocabulary):
-            return repr(self.families[token - len(self.vocabulary)][0])
-        return repr(self.vocabulary.tokens[token])
+        few = "a code of too few people to be named"
+        return few if people < SMALLEST_COUNT else repr(self.name_of(token))
+
+    def name_of(self, token: int) -> str:
+        """A code, or a family."""
+        size = len(self.vocabulary)
+        return self.families[token - size][0] if token >= size else self.vocabulary.tokens[token]
 
     def read_source(self, folder: Path | None) -> None:
         """Read the original records, by default where `prepare` found them; a failure is then noted in `why_no_source`.

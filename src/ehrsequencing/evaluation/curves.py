@@ -106,22 +106,15 @@ def _against_chance(scope: Comparison, model: str, ks: Estimate, seed: int) -> d
     null = calibration_null(rows, n_simulations=SIMULATIONS, seed=seed)
     undefined = np.isnan(null["ici"]).mean(axis=0) > 0.05
     upper = np.nanquantile(np.where(undefined, 0.0, null["ici"]), 0.95, axis=0)
+    # one-sided: (1 + simulations as large as the value) / (1 + simulations)
+    defined = ~np.isnan(null["ks"])
+    count = (defined & (null["ks"] >= ks.value)).sum(axis=0)
+    p = (1.0 + count) / (1.0 + defined.sum(axis=0))
+    known = ~np.isnan(ks.value) & defined.any(axis=0)
     return {
         "ici_null": replace(ks, value=np.where(undefined, np.nan, upper)),
-        "ks_p": replace(ks, value=share_as_large(null["ks"], ks.value)),
+        "ks_p": replace(ks, value=np.where(known, p, np.nan)),
     }
-
-
-def share_as_large(samples: Floats, value: Floats) -> Floats:
-    """One-sided p-value by simulation, (1 + simulations as large as the value) / (1 + simulations).
-
-    >>> share_as_large(np.array([[0.1], [0.2], [0.3]]), np.array([0.2])).tolist()
-    [0.75]
-    """
-    defined = ~np.isnan(samples)
-    count = (defined & (samples >= value)).sum(axis=0)
-    p: Floats = (1.0 + count) / (1.0 + defined.sum(axis=0))
-    return np.where(np.isnan(value) | ~defined.any(axis=0), np.nan, p)
 
 
 def decision_rows(
@@ -136,17 +129,18 @@ def decision_rows(
         thresholds: Risks from which one would act; none: spread over each cell's predicted risks, the same for all.
     """
     ours = scope.risk[models[0]]
-    shape = (*ours.shape[1:], len(thresholds) or THRESHOLDS)
-    at = (
-        np.broadcast_to(thresholds, shape)
-        if thresholds
-        else np.apply_along_axis(spread_thresholds, 0, ours)
-    )
-    at = at if thresholds else np.moveaxis(at, 0, -1)
+    at: Floats = np.broadcast_to(thresholds, (*ours.shape[1:], len(thresholds)))
+    if not thresholds:  # from near 0 to the 99th percentile of the predicted risk, and readable
+        top = np.clip(np.quantile(ours, 0.99, axis=0), 0.005, 0.95).astype(np.float64)
+        at = np.round(np.arange(1, THRESHOLDS + 1) * (top / THRESHOLDS)[..., None], 6)
     out: list[DecisionRow[int]] = []
     for model in models:
         estimates = estimate(scope, model, partial(_net_benefit, at=at))
         low, high = estimates["net_benefit"].band()
+        # the share above by its logit, the others by percentiles (docs/metrics.md)
+        share_above = replace(estimates["flagged"], on="logit")
+        shares = [share_above, *(estimates[name] for name in OPERATING[1:])]
+        limits = [part for share in shares for part in (share.value, *share.interval)]
         for place, cell in cells(scope, causes):
             defined = bool(np.isfinite(low[place]).all())
             risk, (e, h) = scope.risk[model][:, *place], place
@@ -163,32 +157,17 @@ def decision_rows(
                 "high": high[place].tolist() if defined else None,
                 "treat_all": [results.number(x) for x in estimates["treat_all"].value[place]],
             }
-            out.append(cast(DecisionRow[int], {**row, **_operating(estimates, place)}))
+            operating = {
+                name: [*map(results.number, part[place])]
+                for name, part in zip(OPERATING_COLUMNS, limits, strict=True)
+            }
+            out.append(cast(DecisionRow[int], {**row, **operating}))
     return out
 
 
 def _net_benefit(rows: ScoredRows, *, at: Floats) -> dict[str, Floats]:
     curve = decision_curve(rows, at)
     return {name: getattr(curve, name) for name in ("net_benefit", "treat_all", *OPERATING)}
-
-
-def _operating(found: dict[str, Estimate], place: tuple[int, int]) -> dict[str, list[float | None]]:
-    """`OPERATING_COLUMNS` at each threshold."""
-    share_above = replace(
-        found["flagged"], on="logit"
-    )  # the others by percentiles (docs/metrics.md)
-    shares = [share_above, *(found[name] for name in OPERATING[1:])]
-    parts = [part[place] for share in shares for part in (share.value, *share.interval)]
-    return dict(
-        zip(OPERATING_COLUMNS, [list(map(results.number, part)) for part in parts], strict=True)
-    )
-
-
-def spread_thresholds(risk: Floats) -> Floats:
-    """Thresholds from near 0 to the 99th percentile of the predicted risk, evenly spaced and readable."""
-    top = float(np.clip(np.quantile(risk, 0.99), 0.005, 0.95))
-    step = top / THRESHOLDS
-    return np.round(np.arange(1, THRESHOLDS + 1) * step, 6)
 
 
 def cells(scope: Comparison, causes: Sequence[str]) -> Iterator[tuple[tuple[int, int], Cell[int]]]:

@@ -17,11 +17,7 @@ from ehrsequencing.core.arrays import Floats, selected
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.signals import give_back_freed_memory
 from ehrsequencing.evaluation import population as follow_up, results
-from ehrsequencing.evaluation.comparison import (
-    ORACLE,
-    Comparison,
-    main_place,
-)
+from ehrsequencing.evaluation.comparison import NETWORK, ORACLE, Comparison, main_place
 from ehrsequencing.evaluation.context import Context, evaluation_made_of, read_tripod
 from ehrsequencing.evaluation.curves import (
     decision_rows,
@@ -45,7 +41,6 @@ from ehrsequencing.evaluation.rivals import (
     declared,
     fit_rivals,
     likelihoods,
-    parts_alone,
     trials_of,
 )
 from ehrsequencing.evaluation.subgroups import cohort_table, groups_of_rows, subgroup_rows
@@ -133,12 +128,13 @@ class Evaluation:
         self.trials = trials_of(self.source, settings)
         self.known_nll: dict[str, Floats] = {}  # by model, found with the risks
         # in order: ours, the baselines with the strongest first, the blend's other parts, others' files, the truth
-        self.predictors: dict[str, Predictor] = {
-            self.ours: self.source.predictor,
-            **{one.model.name: one.model for one in fitted},
-            **parts_alone(self.run, fitted),
-            **(beside or {}),
-        }
+        self.predictors: dict[str, Predictor] = {self.ours: self.source.predictor}
+        self.predictors |= {one.model.name: one.model for one in fitted}
+        if self.run is not None and self.run.blend is not None:
+            for part in self.run.blend.shares[0]:
+                name = NETWORK if part.name == "network" else part.name
+                self.predictors.setdefault(name, part)
+        self.predictors |= beside or {}
         if self.truth is not None and self.truth.known.all():
             self.predictors[ORACLE] = TrueHazards(self.truth)
 

@@ -80,7 +80,17 @@ class Truth:
             hazards[row, cause, bin_] = np.asarray(batch["hazard"])[line]
         if np.isnan(hazards).all():
             return None
-        return cls(edges, hazards, _read_mechanisms(data, records))
+        mechanisms: dict[str, Floats] = {}
+        columns = [*_KEY, "mechanism", "log_hazard_ratio"]
+        there = (data / MECHANISMS).is_file()
+        for batch in read_batches(data / MECHANISMS, columns) if there else ():
+            line, row = _lines(batch, records)
+            mechanism = np.asarray(batch["mechanism"].to_pylist())[line]
+            ratio = np.asarray(batch["log_hazard_ratio"])[line]
+            for name in np.unique(mechanism).tolist():
+                here = mechanism == name
+                mechanisms.setdefault(name, np.full(len(records), np.nan))[row[here]] = ratio[here]
+        return cls(edges, hazards, mechanisms)
 
     @cached_property
     def known(self) -> Bools:
@@ -123,33 +133,6 @@ class TrueHazards(Predictor):
         """See `Predictor`; NaN without a truth."""
         for rows in row_blocks(len(self.truth.hazards)):
             yield rows, self.truth.hazards[rows]
-
-
-def other_settings(data: Path, task: TaskConfig) -> list[str]:
-    """Settings in which a task asks another question than the one that a simulation's truth answers.
-
-    Landmarks, horizons, `blanking` and eligibility may differ: they choose among the prediction times.
-    """
-    if not (data / TRUTH).is_file() or not (data / TASK).is_file():
-        return []
-    own = load_task(data / TASK)
-    return [name for name in ANSWERED if getattr(own, name) != getattr(task, name)]
-
-
-def _read_mechanisms(data: Path, records: TaskRecords) -> dict[str, Floats]:
-    out: dict[str, Floats] = {}
-    if not (data / MECHANISMS).is_file():
-        return out
-    for batch in read_batches(data / MECHANISMS, [*_KEY, "mechanism", "log_hazard_ratio"]):
-        line, row = _lines(batch, records)
-        names, ratio = (
-            batch["mechanism"].take(pa.array(line)),
-            np.asarray(batch["log_hazard_ratio"])[line],
-        )
-        for name in batch["mechanism"].unique().to_pylist():
-            here = np.asarray(pa.compute.equal(names, name))
-            out.setdefault(name, np.full(len(records), np.nan))[row[here]] = ratio[here]
-    return out
 
 
 # ---- one model beside the truth ------------------------------------------------------------
@@ -321,16 +304,19 @@ def _lines(batch: pa.RecordBatch, records: TaskRecords) -> tuple[Ints, Ints]:
 
 def truth_of(population: Population, task: TaskConfig) -> tuple[Truth | None, list[str]]:
     """The truth of a population's prediction times, if a simulation answers this very task; and why it does not."""
-    if population.source is None:
+    data = population.source
+    if data is None:
         return None, []
-    other = other_settings(population.source, task)
-    if other:
-        what = f"its task has another {', '.join(other)}."
-        return None, [f"No comparison with the truth of the simulation: {what}"]
-    if changed := simulation_faults(population.source, parts=["truth"]):
+    if (data / TRUTH).is_file() and (data / TASK).is_file():
+        own = load_task(data / TASK)
+        other = [name for name in ANSWERED if getattr(own, name) != getattr(task, name)]
+        if other:
+            what = f"its task has another {', '.join(other)}."
+            return None, [f"No comparison with the truth of the simulation: {what}"]
+    if changed := simulation_faults(data, parts=["truth"]):
         what = f"{', '.join(changed)} is missing or has changed since it was written."
         return None, [f"No comparison with the truth of the simulation: {what}"]
-    return Truth.read(population.source, population.records, causes=task.causes), []
+    return Truth.read(data, population.records, causes=task.causes), []
 
 
 def oracle_table(

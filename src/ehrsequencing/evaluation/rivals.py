@@ -2,16 +2,14 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ehrsequencing.config import EvaluationConfig, StudyConfig, TaskConfig, format_days
 from ehrsequencing.core.arrays import Floats, Ints, selected
 from ehrsequencing.evaluation.comparison import (
-    NETWORK,
     OURS,
     Comparison,
     draw_subjects,
@@ -150,15 +148,6 @@ def trials_of(evaluated: Evaluated, settings: EvaluationConfig) -> int | None:
     return evaluated.study.evaluation.tuning_trials if trials is None else trials
 
 
-def parts_alone(run: Run | None, fitted: Sequence[Fitted]) -> dict[str, Predictor]:
-    """The parts of a blend as models of their own, as far as they are not among the baselines; of others nothing."""
-    if run is None or run.blend is None:
-        return {}
-    there = {one.model.name for one in fitted}
-    parts = {NETWORK if one.name == "network" else one.name: one for one in run.blend.shares[0]}
-    return {name: one for name, one in parts.items() if name not in there}
-
-
 def known_baselines(run: Run | None, *, seed: int, trials: int | None) -> dict[str, Predictor]:
     """Trees and Cox of a blend, together and each alone, where they were fitted as the baselines would be.
 
@@ -169,11 +158,9 @@ def known_baselines(run: Run | None, *, seed: int, trials: int | None) -> dict[s
     """
     if run is None or run.blend is None:
         return {}
-    made = run.study.evaluation
-    is_same = (made.seed, made.tuning_trials or 1) == (seed, trials or 1)
-    if not is_same:
+    made, stacked = run.study.evaluation, run.blend.stacked
+    if (made.seed, made.tuning_trials or 1) != (seed, trials or 1):
         return {}
-    stacked = run.blend.stacked
     return {one.name: one for one in (stacked, *stacked.parts)}
 
 
@@ -239,12 +226,16 @@ class ModelRows:
 
     def __post_init__(self) -> None:
         self.records, self.rows = self.population.records, self.population.records.rows
+        self.since_days = days_since_first_index(self.rows)
+        self.weights = Weights(self.population, self.task, *(self.train or (None,)))
+        people, settings = len(self.records.timelines), self.settings
+        self.draws = draw_subjects(people, settings.bootstrap, settings.seed)
 
     def learn_dropout(self, risks: Mapping[str, Floats], vocabulary: Vocabulary) -> None:
         """Fit leaving given the history and the risks; nothing where weights come from elsewhere or nobody leaves."""
-        subject, duration = self.rows.subject, self.rows.duration_days
-        cause = self.weights.dropout
-        pieces = Pieces.of_rows(subject, days_since_first_index(self.rows), duration, cause)
+        duration = self.rows.duration_days
+        dropout = self.weights.dropout(self.records, self.population.cut_us)
+        pieces = Pieces.of_rows(self.rows.subject, self.since_days, duration, dropout)
         if self.train is None and pieces.matter(duration, self.horizons_days[-1]):
             x = history_covariates(self.records, vocabulary, risks)
             self.dropout = fit_dropout(pieces, x, seed=self.settings.seed)
@@ -280,7 +271,7 @@ class ModelRows:
                 self.rows.cause[at].astype(np.int64),
                 days,
                 {name: selected(risk, rows, column) for name, risk in risks.items()},
-                fewer_draws(self._draws, len(at)),
+                fewer_draws(self.draws, len(at)),
                 self.weights.at(place, at) if clock is None else clock,
                 self.weights.potential[at],
                 self._expected(risks, rows, clock) if days is self.horizons_days else {},
@@ -319,10 +310,9 @@ class ModelRows:
         """G of some rows by their histories; None where leaving does not depend on them."""
         if self.dropout is None or not self.dropout.is_by_history:
             return None
-        clock = self.weights.clock
-        since = days_since_first_index(self.rows)[at]
+        clock, subject = self.weights.clock, self.rows.subject[at]
         made = HistoryClock(
-            clock.dropout, clock.support_days, since, self.dropout.paths, self.rows.subject[at]
+            clock.dropout, clock.support_days, self.since_days[at], self.dropout.paths, subject
         )
         duration, cause = self.rows.duration_days[at], self.rows.cause[at].astype(np.int64)
         return made.refused(self.horizons_days, duration, cause)
@@ -349,16 +339,3 @@ class ModelRows:
             for name, risk in risks.items()
             if name not in self.without_hazards
         }
-
-    @cached_property
-    def _draws(self) -> NDArray[np.uint8]:
-        people = len(self.records.timelines)
-        return draw_subjects(people, self.settings.bootstrap, self.settings.seed)
-
-    @cached_property
-    def weights(self) -> Weights:
-        """G of drop-out that is independent of the history."""
-        train, cut_us = self.train or (None, None)
-        if cut_us is None:
-            return Weights(self.population, self.task, train=None)
-        return Weights(self.population, self.task, train=train, train_cut_us=cut_us)
