@@ -10,7 +10,7 @@ import pytest
 from ehrsequencing.audit.data import Finding
 from ehrsequencing.audit.leading_codes import _compared, _Visits
 from ehrsequencing.audit.people import excluded_codes, pretraining, unseen_subjects
-from ehrsequencing.audit.suspicion import UNKNOWN, _without, importance, sentence
+from ehrsequencing.audit.suspicion import importance, sentence
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting.terminal import audit_lines
 from ehrsequencing.training.pretraining.targets import excluded_targets, names_of
@@ -81,10 +81,6 @@ def test_what_suspicious_codes_matter_is_said(tmp_path: Path) -> None:
     data.split = "held_out"
     assert importance(data, suspects) is None
     assert "too few people" in sentence(None)
-    hidden = np.isin(np.arange(len(data.vocabulary)), suspects)
-    timelines = _without(data.records["train"], hidden).timelines
-    assert not hidden[timelines.codes].any()
-    assert np.isnan(timelines.values[timelines.codes == UNKNOWN]).all()
 
 
 def test_a_code_that_is_sometimes_wrong_is_a_warning(tmp_path: Path) -> None:

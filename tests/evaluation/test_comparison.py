@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ehrsequencing.evaluation import comparison as comparison_module, estimates as estimates_module
-from ehrsequencing.evaluation.comparison import Comparison, draw_subjects, fewer_draws
+from ehrsequencing.evaluation.comparison import Comparison, draw_subjects
 from ehrsequencing.evaluation.curves import decision_rows
 from ehrsequencing.evaluation.estimates import difference_rows, metric_estimates, nll_row, scope_estimates
 from ehrsequencing.evaluation.population import follow_up, smallest_g
@@ -98,13 +98,10 @@ def test_large_blocks_of_resamples_are_cut_and_joined(limits: dict[str, int], mo
         np.testing.assert_allclose(one.samples, cut[name].samples, rtol=0, atol=close(name), err_msg=name)
 
 
-def test_many_rows_get_fewer_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_resamples_are_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     scope = world(5, 40, resamples=300)
     monkeypatch.setattr(comparison_module, "BLOCK_ELEMENTS", 40 * 7)
     np.testing.assert_array_equal(np.concatenate(list(scope.blocks())), scope.draws)
-    monkeypatch.setattr(comparison_module, "MOST_DRAWN", 40 * 150)
-    assert len(fewer_draws(scope.draws, 40)) == 150
-    assert len(fewer_draws(scope.draws, 10**9)) == comparison_module.FEWEST_RESAMPLES
 
 
 def test_nll_interval_by_repeated_rows() -> None:

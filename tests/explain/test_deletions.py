@@ -45,7 +45,7 @@ def test_attention_is_a_weight_within_the_visit(runs: dict[str, Run], record: Su
     kept = np.ones((1, len(record.record.events)), dtype=bool)
     lines = encode_copies(runs["network"].vocabulary, record, kept, np.array([0])).timelines
     assert code_attention(runs["network"].model, lines, code_types=runs["network"].code_types).sum() == pytest.approx(
-        record.n_visits, abs=1e-4
+        len(record.record.visits), abs=1e-4
     )
 
 
@@ -69,7 +69,7 @@ def mutant_of_the_last_visit(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def last_only(record: SubjectRecord, edit: Edit) -> Any:
         visits = record.record.visits
-        earlier = visits.event[visits.visit < record.n_visits - 1]
+        earlier = visits.event[visits.visit < len(record.record.visits) - 1]
         kept = kept_rows(record, edit)
         kept[earlier] = True
         return kept

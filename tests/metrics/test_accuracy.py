@@ -235,7 +235,7 @@ def test_ipcw_weights_sum_to_n_and_their_mean_event_is_aalen_johansen(seed: int)
     sample = random_sample(seed)
     rows = scored(sample)
     for h in np.flatnonzero(rows.covered[0]):
-        known = rows.known_weights(int(h))[0]
+        known = rows.known_weights[int(h)][0]
         assert known.sum() == pytest.approx(len(sample.cause))
         mean_event = (known * rows.has_event_by(int(h))).sum(axis=1) / len(sample.cause)
         assert mean_event == pytest.approx(rows.observed_risk[0, :, h], abs=1e-12)
@@ -292,7 +292,7 @@ def test_broken_mutants_of_the_properties_are_noticed(monkeypatch: pytest.Monkey
     # Inverse probability: G(T) in place of G(T−).
     with monkeypatch.context() as patch:
         patch.setattr(StepFunction, "before", StepFunction.at)
-        assert scored(sample).known_weights(1).sum() != pytest.approx(len(sample.cause))
+        assert scored(sample).known_weights[1].sum() != pytest.approx(len(sample.cause))
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------

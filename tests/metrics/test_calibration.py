@@ -126,7 +126,7 @@ def test_intervals_of_slopes_are_those_of_full_newton_fits(n: int) -> None:
     weights = np.random.default_rng(1).multinomial(n, np.full(n, 1 / n), size=300)
     block = ScoredRows.of(rows.duration_days, rows.cause, rows.risk, HORIZONS, weights=weights)
     full = np.full((2, 300), np.nan)
-    x, y, known = logit(rows.risk[:, 0, 1]), block.has_event_by(1)[0], block.known_weights(1)
+    x, y, known = logit(rows.risk[:, 0, 1]), block.has_event_by(1)[0], block.known_weights[1]
     for r, weight in enumerate(known):  # Newton's method by the book, from 0, until it stands still
         for fit, design, offset in ((0, np.ones((n, 1)), x), (1, np.column_stack([np.ones(n), x]), 0.0)):
             beta = np.zeros(design.shape[1])

@@ -296,12 +296,12 @@ def test_explained_changes_name_the_codes_that_moved_the_risk() -> None:
         {"code": "RX//B", "codes": 1, "change": -0.03},
     ]
     change = moved({"day": 100.0, "before": 0.1, "after": 0.3, "parts": parts}, PATIENT.descriptions)
-    assert change.codes == [
+    assert change["codes"] == [
         ("Hypertension", "+20.0"),
         ("4 other codes together", "+4.0"),
         ("RX//B", "\N{MINUS SIGN}3.0"),
     ]
-    assert change.more == 1
+    assert change["more"] == 1
 
 
 def test_a_file_of_predictions_has_no_whole_curve() -> None:

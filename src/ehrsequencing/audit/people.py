@@ -17,8 +17,6 @@ from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import Timelines, joined
 from ehrsequencing.records.vocabulary import Vocabulary
-
-
 from ehrsequencing.results.result_types import Origin
 from ehrsequencing.training.pretraining.targets import excluded_targets, names_of
 from ehrsequencing.training.run_folder import subjects_digest

@@ -17,8 +17,6 @@ from ehrsequencing.predictors.cox import CoxRegression, CoxRows, LandmarkCox
 from ehrsequencing.predictors.fitting_data import FittingData
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.labels import potential_days
-
-
 from ehrsequencing.training.plan import training_edges
 
 CENTRED = (

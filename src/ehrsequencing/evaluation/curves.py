@@ -68,13 +68,20 @@ def smooth_rows(
         low, high = observed.band()
         for (e, h), cell in cells(scope, causes):
             known = np.isfinite(observed.value[e, h])
+            # bins of one width; the outer ones have the outer percents, too
+            risk = scope.risk[model][:, e, h]
+            low_risk, high_risk = np.quantile(risk, [0.01, 0.99])
+            edges = np.linspace(low_risk, high_risk, BARS + 1)
+            counts = np.histogram(np.clip(risk, edges[0], edges[-1]), edges)[0]
+            shares = (counts / len(risk)).tolist()
+            histogram = {"edges": edges.tolist(), "shares": shares, "n": counts.tolist()}
             curves.append(
                 {
                     "model": model,
                     **cell,
                     "predicted": predicted[e, h][known].tolist(),
                     "observed": observed.value[e, h][known].tolist(),
-                    "histogram": _histogram(scope.risk[model][:, e, h]),
+                    "histogram": histogram,
                     "low": [results.number(x) for x in low[e, h][known]],
                     "high": [results.number(x) for x in high[e, h][known]],
                 }
@@ -90,14 +97,6 @@ def smooth_rows(
                     scope, one.of_cause(e), model=model, cause=cause, metric=metric
                 )
     return curves, metrics
-
-
-def _histogram(risk: Floats) -> dict[str, Any]:
-    """How many people have which predicted risk, in bins of one width; the outer ones have the outer percents, too."""
-    low, high = np.quantile(risk, [0.01, 0.99])
-    edges = np.linspace(low, high, BARS + 1)
-    counts = np.histogram(np.clip(risk, edges[0], edges[-1]), edges)[0]
-    return {"edges": edges.tolist(), "shares": (counts / len(risk)).tolist(), "n": counts.tolist()}
 
 
 def _against_chance(scope: Comparison, model: str, ks: Estimate, seed: int) -> dict[str, Estimate]:

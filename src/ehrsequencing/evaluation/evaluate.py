@@ -5,7 +5,7 @@ From data to the result in one line: a `Population` and `{name: Predictor}` give
 it goes into one result, which `results` writes.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -127,6 +127,8 @@ class Evaluation:
         self.warnings = [*population.warnings(), *notes]
         self.trials = trials_of(self.source, settings)
         self.known_nll: dict[str, Floats] = {}  # by model, found with the risks
+        # ours, and the strongest baseline where there is one
+        self.strongest = [self.ours, *(one.model.name for one in fitted[:1])]
         # in order: ours, the baselines with the strongest first, the blend's other parts, others' files, the truth
         self.predictors: dict[str, Predictor] = {self.ours: self.source.predictor}
         self.predictors |= {one.model.name: one.model for one in fitted}
@@ -155,21 +157,6 @@ class Evaluation:
             self.table.learn_dropout(risks, self.source.vocabulary)
         return risks
 
-    def _marginal(self, risks: Mapping[str, Floats]) -> Rows:
-        """The metrics of every model without the history, where the others go by it; no intervals."""
-        if not self.table.is_by_history:
-            return []
-        causes = self.task.causes
-        rows: Rows = []
-        for one in self.table.comparisons(risks, self.horizons, marginal=True):
-            alone = one.without_resamples()
-            rows += metric_rows(alone, scope_estimates(alone, causes))
-        return rows
-
-    def comparisons(self, risks: Mapping[str, Floats], days: Floats) -> Iterator[Comparison]:
-        """Rows that are compared together, with the risks by `days`; see `ModelRows`."""
-        return self.table.comparisons(risks, days)
-
     @cached_property
     def table(self) -> ModelRows:
         """The rows; all models must be there."""
@@ -194,7 +181,7 @@ class Evaluation:
     ) -> tuple[Rows, Rows, tuple[float | None, float]]:
         """Rows of `metrics` and `differences`, also of few people, and the main place."""
         risks = self.risks(self.predictors, progress)
-        comparisons = list(self.comparisons(risks, self.horizons))
+        comparisons = list(self.table.comparisons(risks, self.horizons))
         rows = self._metrics(risks, comparisons, progress)
         return *rows, main_place(comparisons, self.ours, self.task.main_horizon)
 
@@ -209,11 +196,11 @@ class Evaluation:
         differences: Rows = []
         causes = self.task.causes
         rivals = [name for name in risks if name not in (self.ours, ORACLE)]
-        strongest = {name: risks[name] for name in self._strongest}
+        strongest = {name: risks[name] for name in self.strongest}
         for comparison, on_grid, fine in zip(
             comparisons,
-            self.comparisons(risks, self.grid),
-            self.comparisons(strongest, self.knots),
+            self.table.comparisons(risks, self.grid),
+            self.table.comparisons(strongest, self.knots),
             strict=True,
         ):
             estimates = scope_estimates(comparison, causes, progress=progress)
@@ -236,11 +223,6 @@ class Evaluation:
                     differences.append(nll_row(comparison, less, model=name, cause=causes[0]))
         return metrics, differences
 
-    @property
-    def _strongest(self) -> list[str]:
-        """Ours, and the strongest baseline where there is one."""
-        return [self.ours, *(one.model.name for one in self.fitted[:1])]
-
     # ---- the result ------------------------------------------------------------------------------------------------
 
     def result(self, *, progress: Say = lambda _: None) -> Exact:
@@ -250,7 +232,7 @@ class Evaluation:
             progress: Called with the name of each stage.
         """
         risks = self.risks(self.predictors, progress)
-        comparisons = list(self.comparisons(risks, self.horizons))
+        comparisons = list(self.table.comparisons(risks, self.horizons))
         main = main_place(comparisons, self.ours, self.task.main_horizon)
         metrics, differences = self._metrics(risks, comparisons, progress)
         give_back_freed_memory()
@@ -259,8 +241,13 @@ class Evaluation:
         progress("subgroups, checks")
         self.warnings += self.table.warnings(comparisons)
         self.warnings += self.context.warnings(comparisons)
-        causes, strongest = self.task.causes, self._strongest
+        causes, strongest = self.task.causes, self.strongest
         at_landmarks = [one for one in comparisons if one.landmark_days is not None]
+        # every model without the history, where the others go by it; no intervals
+        by_history, marginal = self.table.is_by_history, list[MetricRow[int]]()
+        alone = self.table.comparisons(risks, self.horizons, marginal=True) if by_history else ()
+        for one in (one.without_resamples() for one in alone):
+            marginal += metric_rows(one, scope_estimates(one, causes))
         content = {
             **self.context.frame(),
             "smooth_calibration": smooth,
@@ -270,7 +257,7 @@ class Evaluation:
             "declared": declared(self.task, main, strongest[1:]),
             "estimators": {"oe": "risks" if self.table.without_hazards else "hazards"},
             "dropout": None if self.table.dropout is None else self.table.dropout.as_part(),
-            "marginal": results.without_few(self._marginal(risks)),
+            "marginal": results.without_few(marginal),
             "strongest": strongest[1] if len(strongest) > 1 else None,
             "baselines": [
                 {"model": one.model.name, "tuning_nll": results.number(one.tuning_nll)}
@@ -304,7 +291,7 @@ class Evaluation:
         self, comparisons: Sequence[Comparison], progress: Say
     ) -> tuple[list[SmoothRow[int]], Rows, list[DecisionRow[int]]]:
         """Calibration curves, the metrics of smooth calibration, and decision curves."""
-        causes, models = self.task.causes, self._strongest
+        causes, models = self.task.causes, self.strongest
         smooth: list[SmoothRow[int]] = []
         indices: Rows = []
         decision: list[DecisionRow[int]] = []
@@ -321,7 +308,7 @@ class Evaluation:
     def _incidence(self, risk: Floats, horizon_days: float) -> list[IncidenceRow[int]]:
         """Incidence by risk group at each landmark, up to the main horizon."""
         rows: list[IncidenceRow[int]] = []
-        for one in self.comparisons({self.ours: risk}, self.grid):
+        for one in self.table.comparisons({self.ours: risk}, self.grid):
             if one.landmark_days is not None and one.followed(horizon_days).any():
                 rows += incidence_rows(
                     one, self.task.causes, model=self.ours, horizon_days=horizon_days

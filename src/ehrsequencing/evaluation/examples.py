@@ -56,8 +56,19 @@ def trajectories(
         for k, subject in enumerate(chosen)
     ]
     known = {} if population.source is None else read_descriptions(population.source)
+    lines, words = records.timelines, source.vocabulary
     for row, subject in zip(rows, chosen, strict=True):
-        _add_visits(row, subject, records, source, known)
+        # what was recorded until the time that is shown: days, codes, and descriptions of those that have one
+        now = _own(records.rows, subject)[row["now"]]
+        first, origin = int(lines.subject_offsets[subject]), int(records.rows.index_us[now])
+        last = first + int(records.rows.visits_before[now])
+        for visit in range(first, last)[-LONGEST_TRAJECTORY:]:
+            ids = words.base[lines.codes[slice(*lines.visit_offsets[visit : visit + 2])]]
+            codes = dict.fromkeys(words.tokens[k] for k in ids.tolist() if k >= words.n_unknown)
+            day = round(float((lines.start_us[visit] - origin) / DAY_US), 2)
+            row["visits"].append({"day": day, "codes": list(codes)})
+        names = {code for visit in row["visits"] for code in visit["codes"]}
+        row["descriptions"] = {code: known[code] for code in sorted(names) if known.get(code)}
         if source.run is not None and source.is_curve:
             _add_curves(row, subject, records, source)
     if source.run is not None and source.is_curve and population.source is not None:
@@ -110,34 +121,6 @@ def _risks(
         "visits": [],
         "descriptions": {},
     }
-
-
-def _add_visits(
-    row: Trajectory,
-    subject: int,
-    records: TaskRecords,
-    source: Evaluated,
-    known: dict[str, str],
-) -> None:
-    """Add what was recorded until the time that is shown: days, codes, and descriptions of those that have one."""
-    lines, rows, words = records.timelines, records.rows, source.vocabulary
-    now = _own(rows, subject)[row["now"]]
-    first = int(lines.subject_offsets[subject])
-    visits, origin = (
-        range(first, first + int(rows.visits_before[now]))[-LONGEST_TRAJECTORY:],
-        int(rows.index_us[now]),
-    )
-    for visit in visits:
-        ids = words.base[lines.codes[slice(*lines.visit_offsets[visit : visit + 2])]]
-        codes = dict.fromkeys(words.tokens[k] for k in ids.tolist() if k >= words.n_unknown)
-        row["visits"].append(
-            {
-                "day": round(float((lines.start_us[visit] - origin) / DAY_US), 2),
-                "codes": list(codes),
-            }
-        )
-    names = {code for visit in row["visits"] for code in visit["codes"]}
-    row["descriptions"] = {code: known[code] for code in sorted(names) if known.get(code)}
 
 
 def _add_curves(row: Trajectory, subject: int, records: TaskRecords, source: Evaluated) -> None:

@@ -83,11 +83,17 @@ def evaluate_outcomes(
             subjects = one.subjects
         progress(done, len(run.outcomes))
     outcomes.sort(key=lambda row: -(row["auc"]["value"] or 0.0))
+    pooled: dict[str, Any] = {"outcomes": len(run.outcomes) - len(outcomes)}
+    if pooled["outcomes"]:
+        won, cases, observed, expected = rare
+        auc = _estimate(divide(won, cases), len(people), subjects)
+        oe = _estimate(divide(observed, expected), len(people), subjects, is_share=False)
+        pooled |= {"events": len(people), "auc": auc, "oe": oe}
     result: dict[str, Any] = {
         "task": run.task.name,
         "split": split,
         "outcomes": outcomes,
-        "pooled": _pooled(len(run.outcomes) - len(outcomes), rare, len(people), subjects),
+        "pooled": pooled,
         "fewest_events": FEWEST_EVENTS,
         "subjects": len(rows.subject_ids),
         "horizons_days": [rows.near_days, rows.far_days],
@@ -150,16 +156,6 @@ class OneOutcome:
         }
 
 
-def _pooled(count: int, sums: Floats, people: int, subjects: int) -> dict[str, Any]:
-    """AUC, cases as weights, and O/E of outcomes with few events together; none where there are none."""
-    if not count:
-        return {"outcomes": 0}
-    won, cases, observed, expected = sums
-    oe = _estimate(divide(observed, expected), people, subjects, is_share=False)
-    auc = _estimate(divide(won, cases), people, subjects)
-    return {"outcomes": count, "events": people, "auc": auc, "oe": oe}
-
-
 class OutcomeRows:
     """The prediction times of a split, and which of them each number of an outcome is computed on."""
 
@@ -203,7 +199,11 @@ class OutcomeRows:
         self.stratum = np.where(
             band < 0, -1, band * (int(sex.max(initial=0)) + 1) + sex.astype(np.int64)
         )
-        self.control_rows = _one_a_stratum(self.subject, self.stratum, seed=settings.seed)
+        # one random row of every subject in each stratum; none where the age is unknown
+        order = np.random.default_rng([settings.seed, len(every)]).permutation(len(every))
+        order = order[self.stratum[order] >= 0]
+        key = self.subject[order] * (int(self.stratum.max(initial=0)) + 1) + self.stratum[order]
+        self.control_rows = np.sort(order[np.unique(key, return_index=True)[1]])
 
     def outcomes(self) -> Iterator[OneOutcome]:
         """One outcome after another; hazards of a few exist at once."""
@@ -322,14 +322,6 @@ class OutcomeRows:
             count = np.where(np.isnan(c), 0.0, weights @ seen.astype(np.float64))
             won, total = won + np.nan_to_num(c) * count, total + count
         return divide(won, total)
-
-
-def _one_a_stratum(subject: Ints, stratum: Ints, *, seed: int) -> Ints:
-    """One random row of every subject in each stratum; none where the age is unknown."""
-    order = np.random.default_rng([seed, len(subject)]).permutation(len(subject))
-    order = order[stratum[order] >= 0]
-    key = subject[order] * (int(stratum.max(initial=0)) + 1) + stratum[order]
-    return np.sort(order[np.unique(key, return_index=True)[1]])
 
 
 def _estimate(

@@ -10,10 +10,11 @@ import numpy as np
 from ehrsequencing.config import EvaluationConfig, StudyConfig, TaskConfig, format_days
 from ehrsequencing.core.arrays import Floats, Ints, selected
 from ehrsequencing.evaluation.comparison import (
+    FEWEST_RESAMPLES,
+    MOST_DRAWN,
     OURS,
     Comparison,
     draw_subjects,
-    fewer_draws,
 )
 from ehrsequencing.evaluation.dropout import (
     Dropout,
@@ -264,6 +265,7 @@ class ModelRows:
         for place, at in places:
             rows = slice(None) if place is None else at
             clock = None if marginal else self._clock(at)
+            enough = max(FEWEST_RESAMPLES, MOST_DRAWN // max(len(at), 1))  # for which there is time
             yield Comparison(
                 place,
                 self.rows.subject[at],
@@ -271,7 +273,7 @@ class ModelRows:
                 self.rows.cause[at].astype(np.int64),
                 days,
                 {name: selected(risk, rows, column) for name, risk in risks.items()},
-                fewer_draws(self.draws, len(at)),
+                self.draws[:enough],
                 self.weights.at(place, at) if clock is None else clock,
                 self.weights.potential[at],
                 self._expected(risks, rows, clock) if days is self.horizons_days else {},

@@ -89,7 +89,9 @@ def deletion(
         The risk and the effects.
     """
     row = row % len(record.moments)
-    visits = record.known_visits(row)
+    visit_of = record.record.visits
+    is_known = record.known_rows(row)[visit_of.event]
+    visits = np.unique(visit_of.visit[is_known]).tolist()  # that had begun by then
     most = max(MOST_ROWS // len(record.record.events), 1)
     codes, is_part = removed_codes(question, record, row)
     singles, of_parts = list[Effect](), list[Effect]()
@@ -188,7 +190,12 @@ def change(
             "is the record's first prediction time", where="row", fix="name a later one: 1, 2, …"
         )
     new = record.known_rows(row) & ~record.known_rows(row - 1)
-    rows_of = _new_codes(record, new)
+    events, visits = record.record.events, record.record.visits
+    # the new codes of each visit, and the rows of each, in the order of their times
+    rows_of: dict[tuple[int, str], list[int]] = {}
+    for event, visit in zip(visits.event.tolist(), visits.visit.tolist(), strict=True):
+        if new[event]:
+            rows_of.setdefault((visit, events.codes[events.code[event]]), []).append(event)
 
     def risk_now(copies: list[Bools]) -> Floats:
         return question.of_copies(record, copies, rows=[row])[:, 0, 0]
@@ -222,17 +229,6 @@ def change(
         table.append(Part(float(parts[-1]), len(rows_of) - len(names)))
     table.sort(key=lambda one: -abs(one.change))
     return before, now, [Part(still - before, 0), *table]
-
-
-def _new_codes(record: SubjectRecord, new: Bools) -> dict[tuple[int, str], list[int]]:
-    """The new codes of each visit, and the rows of each, in the order of their times."""
-    events, visits = record.record.events, record.record.visits
-    rows_of: dict[tuple[int, str], list[int]] = {}
-    for event, visit in zip(visits.event.tolist(), visits.visit.tolist(), strict=True):
-        if new[event]:
-            name = (visit, events.codes[events.code[event]])
-            rows_of.setdefault(name, []).append(event)
-    return rows_of
 
 
 def _orders(n: int, *, most: int) -> list[tuple[int, ...]]:

@@ -28,6 +28,7 @@ from ehrsequencing.explain.record import (
     Question,
     SubjectRecord,
     kept_rows,
+    predict_copies,
     subject_record,
     subject_records,
 )
@@ -100,7 +101,14 @@ def explain_cohort(
     Raises:
         EhrseqError: Nobody has a prediction time.
     """
-    people = sampled_people(records, subjects)
+    parts = [np.zeros(0, np.int64)]
+    for shard, rows in records.prediction_times(Moment("last")):
+        parts.append(shard.subject_id[np.unique(rows.subject)])
+    everybody = np.concatenate(parts)
+    if not len(everybody):
+        raise no_prediction_times(records)
+    by_hash = np.argsort(hash_u64(everybody.astype(np.uint64)), kind="stable")
+    people = list(subject_records(records, set(everybody[by_hash[:subjects]].tolist())))
     others = _other_values(people)
     has_numbers = question.run.study.values.mode != "none"
     ranges = _ranges(people) if has_numbers else {}
@@ -119,7 +127,7 @@ def explain_cohort(
     risks: list[float] = []
     # three parallel lists, with one entry for each subject and code
     subject, code, effect = list[int](), list[Compared](), list[Floats]()
-    answered = question.of_each(asked)
+    answered = predict_copies(question.run.vocabulary, asked, predict=question.answer)
     for answers, codes, (names, _) in zip(answered, removed, contrasts, strict=True):
         whole, without, changed = np.split(answers[:, 0], [1, 1 + len(codes)])
         code += [*((name, None) for name in codes), *names]
@@ -134,23 +142,6 @@ def explain_cohort(
     table = _table(code, np.concatenate(effect), owner, weights)
     is_part = any(more for _, more in found)
     return Explanation(float(np.mean(risks)), table, is_part, subjects=len(risks))
-
-
-def sampled_people(records: NewRecords, subjects: int | None) -> list[SubjectRecord]:
-    """The records of at most so many people, chosen by a hash of their ids; None: all.
-
-    Raises:
-        EhrseqError: Nobody has a prediction time.
-    """
-    parts = [np.zeros(0, np.int64)]
-    for shard, rows in records.prediction_times(Moment("last")):
-        parts.append(shard.subject_id[np.unique(rows.subject)])
-    everybody = np.concatenate(parts)
-    if not len(everybody):
-        raise no_prediction_times(records)
-    order = np.argsort(hash_u64(everybody.astype(np.uint64)), kind="stable")
-    chosen = set(everybody[order[:subjects]].tolist())
-    return list(subject_records(records, chosen))
 
 
 # ---- codes that are compared with another value ----------------------------------------------------------------------
@@ -217,9 +208,21 @@ def _copies(
     without: Iterable[str] = (),
 ) -> Copies:
     """A record at its last prediction time: as it is, without each of some codes, with each of some rows changed."""
-    longer, place = record, np.zeros(0, dtype=np.int64)
-    if changes:
-        longer, place = _with_rows(question, records, record, changes)
+    longer, place, events = record, np.zeros(0, dtype=np.int64), record.record.events
+    if changes:  # copies of some rows stand behind them, with other codes and numbers
+        rows, codes, values = zip(*changes, strict=True)
+        order = np.argsort(np.r_[np.arange(len(events)), rows], kind="stable")
+        number = np.arange(len(events.codes), len(events.codes) + len(codes), dtype=np.int32)
+        more = replace(
+            events.take(np.r_[np.arange(len(events)), rows]),
+            code=np.r_[events.code, number],
+            codes=(*events.codes, *codes),
+            value=np.r_[events.value, np.array(values, dtype=np.float32)],
+        )
+        settings = question.run.study.visits
+        made = make_record(more.take(order), excluded=records.excluded, settings=settings)
+        at = np.flatnonzero(order >= len(events))
+        longer, place = replace(record, record=made), at[np.argsort(order[at])]
     is_new = np.zeros(len(longer.record.events), dtype=bool)
     is_new[place] = True
     original = np.flatnonzero(~is_new)
@@ -235,29 +238,6 @@ def _copies(
         copy[new] = True
         kept.append(copy)
     return Copies(longer, kept, [-1])
-
-
-def _with_rows(
-    question: Question, records: NewRecords, record: SubjectRecord, changes: Sequence[Changed]
-) -> tuple[SubjectRecord, Ints]:
-    """The record with copies of some rows behind them that have other codes and numbers, and the copies' places."""
-    events = record.record.events
-    rows = [row for row, _, _ in changes]
-    codes = [code for _, code, _ in changes]
-    values = [value for _, _, value in changes]
-    order = np.argsort(np.r_[np.arange(len(events)), rows], kind="stable")
-    number = np.arange(len(events.codes), len(events.codes) + len(codes), dtype=np.int32)
-    more = replace(
-        events.take(np.r_[np.arange(len(events)), rows]),
-        code=np.r_[events.code, number],
-        codes=(*events.codes, *codes),
-        value=np.r_[events.value, np.array(values, dtype=np.float32)],
-    )
-    made = make_record(
-        more.take(order), excluded=records.excluded, settings=question.run.study.visits
-    )
-    place = np.flatnonzero(order >= len(events))
-    return replace(record, record=made), place[np.argsort(order[place])]
 
 
 def _table(

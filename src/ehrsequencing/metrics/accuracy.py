@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from ehrsequencing.core.arrays import Floats, row_blocks
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.metrics.censoring import divide
+from ehrsequencing.metrics.censoring import SubjectClock, divide
 from ehrsequencing.metrics.outcomes import Metric, ScoredRows
 
 
@@ -32,7 +32,7 @@ def brier(rows: ScoredRows) -> Floats:
     scores = np.empty((len(rows.weights), *rows.risk.shape[1:]))
     for h in range(len(rows.horizons_days)):
         error = (rows.has_event_by(h) - rows.risk[:, :, h].T) ** 2
-        scores[:, :, h] = divide(rows.known_weights(h) @ error.T, rows.total_weight[:, None])
+        scores[:, :, h] = divide(rows.known_weights[h] @ error.T, rows.total_weight[:, None])
     return rows.finish(rows.where_covered(scores))
 
 
@@ -45,7 +45,7 @@ def null_brier(rows: ScoredRows) -> Floats:
     risk = rows.observed_risk
     scores = np.empty_like(rows.observed_risk)
     for h in range(len(rows.horizons_days)):
-        known = rows.known_weights(h)
+        known = rows.known_weights[h]
         events = divide(known @ rows.has_event_by(h).T, rows.total_weight[:, None])
         others = divide(known.sum(axis=1), rows.total_weight)[:, None] - events
         scores[:, :, h] = others * risk[:, :, h] ** 2 + events * (1.0 - risk[:, :, h]) ** 2
@@ -83,15 +83,20 @@ def observed_over_expected(rows: ScoredRows) -> Floats:
     if rows.expected is None:
         sums = np.empty((2, len(rows.weights), *rows.risk.shape[1:]))
         for h in range(len(rows.horizons_days)):
-            known = rows.known_weights(h)
+            known = rows.known_weights[h]
             sums[0, :, :, h] = known @ rows.has_event_by(h).T
             sums[1, :, :, h] = known @ rows.risk[:, :, h]
         return rows.finish(rows.where_covered(divide(*sums)))
-    seen = [rows.path_weights @ rows.has_event_by(h).T for h in range(len(rows.horizons_days))]
+    clock, weights = rows.fixed_censoring, rows.weights
+    if isinstance(clock, SubjectClock) and clock.is_by_history:  # as the expected events then are
+        weights = weights * rows.inverse_at_duration
+    seen = [weights @ rows.has_event_by(h).T for h in range(len(rows.horizons_days))]
     expected = rows.weights @ rows.expected.reshape(len(rows.expected), -1)
     observed = np.stack(seen, axis=2)
     ratio = divide(observed, expected.reshape(observed.shape))
-    followed = rows.counts.reaches(rows.horizons_days) & ~rows.is_refused
+    # where too few people carry the weights by the history, the horizon is refused
+    refused = np.isin(rows.horizons_days, getattr(clock, "refused_days", ()))
+    followed = rows.counts.reaches(rows.horizons_days) & ~refused
     return rows.finish(np.where(followed[:, None], ratio, np.nan))
 
 
@@ -152,7 +157,7 @@ def decision_curve(rows: ScoredRows, thresholds: ArrayLike) -> DecisionCurve:
     flagged, true, known = np.zeros((3, len(rows.weights), *of_cell.shape))
     had = np.zeros((len(rows.weights), *rows.risk.shape[1:], 1))
     for e, h in np.ndindex(*rows.risk.shape[1:]):
-        inverse = rows.known_weights(h)
+        inverse = rows.known_weights[h]
         events = inverse * rows.has_event_by(h)[e]
         had[:, e, h, 0] = events.sum(axis=1)
         for some in row_blocks(len(rows.risk)):

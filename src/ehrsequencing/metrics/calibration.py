@@ -56,7 +56,7 @@ def calibration_intercept_slope(rows: ScoredRows) -> tuple[Floats, Floats]:
     slope = intercept.copy()
     for e, h in rows.places():
         x = clipped_logit(rows.risk[:, e, h])
-        y, known = rows.has_event_by(h)[e].astype(np.float64), rows.known_weights(h)
+        y, known = rows.has_event_by(h)[e].astype(np.float64), rows.known_weights[h]
         counts = known.any(axis=0)  # whoever was censored before the horizon counts in no resample
         x, y, known = x[counts], y[counts], known[:, counts]
         ones = np.ones_like(x)[:, None]
@@ -88,7 +88,7 @@ def smooth_calibration(rows: ScoredRows, *, points: int = 50) -> SmoothCalibrati
         predicted[e, h] = np.linspace(np.quantile(risk, 0.01), np.quantile(risk, 0.99), points)
         knots = spline_knots(risk)
         design = spline_design(clipped_logit(risk), knots)
-        known = rows.known_weights(h)
+        known = rows.known_weights[h]
         counts = known.any(axis=0)
         outcome = rows.has_event_by(h)[e].astype(np.float64)
         beta = fit_resamples(design[counts], outcome[counts], known[:, counts])
@@ -112,7 +112,7 @@ def ks_calibration(rows: ScoredRows) -> Floats:
     """
     values = np.empty((len(rows.weights), *rows.risk.shape[1:]))
     for e, h in np.ndindex(*rows.risk.shape[1:]):
-        events = rows.known_weights(h) * rows.has_event_by(h)[e]
+        events = rows.known_weights[h] * rows.has_event_by(h)[e]
         values[:, e, h] = largest_gap(events, rows.weights, rows.risk[:, e, h])
     return rows.finish(rows.where_covered(values))
 

@@ -34,7 +34,7 @@ from ehrsequencing.reporting.wording import (
     environment,
 )
 from ehrsequencing.results.redaction import owners_part, redact
-from ehrsequencing.results.result_types import DecisionRow, Exact, Shared, SmoothRow, place_of
+from ehrsequencing.results.result_types import Exact, Shared, place_of
 
 MOST_PLACES = 8  # landmarks and horizons in the forest plot of the short page
 MOST_LEVELS = 14  # rows of its subgroup figure
@@ -50,6 +50,15 @@ def answer(m: Shared, scores: Scores, shown: Shown) -> dict[str, object]:
     patients = [panels.trajectory(row) for row in m["trajectories"] if row["times_days"]]
     had = [row for row in patients if row["has_event"]]
     free = [row for row in patients if not row["has_event"]]
+    # calibration of each cause, and the decision curve of the cause of interest, at the main place
+    only: Shared = {
+        **m,
+        "smooth_calibration": [
+            row for row in m["smooth_calibration"] if place_of(row)[::2] == scores.main()
+        ],
+        "decision": [row for row in m["decision"] if place_of(row)[::2] == scores.main()],
+    }
+    decisions = panels.decisions(only, scores.models, shown)
     return {
         "verdicts": verdicts,
         "reached": scores.reached(),
@@ -61,32 +70,15 @@ def answer(m: Shared, scores: Scores, shown: Shown) -> dict[str, object]:
         "audited": audit_case(m),
         "incidence": figures.incidence(incidence[0]) if incidence else None,
         "patients": [*had[-1:], *free[:1]] if had and free else patients[:2],
-        "main": main_figures(m, scores, shown),
+        "main": {
+            "calibration": panels.calibrations(only, scores, shown)[:2],
+            "decision": [panel for panel in decisions if panel.cause == m["causes"][0]],
+        },
         "forest": forest(scores, shown),
         "groups": subgroup_figures(m, scores, shown),
         "c": scores.number(scores.models[0], *scores.main(), "c").value,
         "tripod": tripod(m),
     }
-
-
-def main_figures(m: Shared, scores: Scores, shown: Shown) -> dict[str, list[panels.Panel]]:
-    """Calibration of each cause, and the decision curve of the cause of interest, at the main place."""
-    landmark, horizon = scores.main()
-
-    def here(row: SmoothRow[int | str] | DecisionRow[int | str]) -> bool:
-        return place_of(row)[::2] == (landmark, horizon)
-
-    only: Shared = {
-        **m,
-        "smooth_calibration": [row for row in m["smooth_calibration"] if here(row)],
-        "decision": [row for row in m["decision"] if here(row)],
-    }
-    first = [
-        panel
-        for panel in panels.decisions(only, scores.models, shown)
-        if panel.cause == m["causes"][0]
-    ]
-    return {"calibration": panels.calibrations(only, scores, shown)[:2], "decision": first}
 
 
 def forest(scores: Scores, shown: Shown) -> list[Figure]:
@@ -99,9 +91,22 @@ def forest(scores: Scores, shown: Shown) -> list[Figure]:
         places = [place for place in places if place[0] == landmark or place[1] == horizon][
             :MOST_PLACES
         ]
-    return panels.forest_of(
-        scores, shown, places, [name for name in (scores.models[0], scores.strongest()) if name]
-    )
+    models = [name for name in (scores.models[0], scores.strongest()) if name]
+    plots, cause = list[Figure](), scores.m["causes"][0]
+    for metric, reference, floor in (("c", 0.5, 0.0), ("ipa", 0.0, -0.25)):
+        values = {
+            (name, *place): scores.values.get((name, place[0], cause, place[1], metric))
+            for name in models
+            for place in places
+        }
+        groups = panels.groups_of(scores, shown, places, values)
+        name = METRICS[metric].name
+        title = f"{name} by horizon and landmark for {cause}"
+        if any(estimate.value is not None for _, some in groups for estimate in some):
+            plots.append(
+                figures.forest(groups, title=title, label=name, reference=reference, floor=floor)
+            )
+    return plots
 
 
 def subgroup_figures(m: Shared, scores: Scores, shown: Shown) -> dict[str, object] | None:
@@ -201,7 +206,17 @@ def _page(m: Shareable[Shared], metrics: Exact | Shared, page: str) -> str:
 
 
 def _drawn(m: Mapping[str, Any], page: str) -> str:
-    return environment().get_template(_TEMPLATES[page]).render(_context(_clean(m), page))
+    """Everything that the templates of a page print, by name, in them."""
+    clean = _clean(m)
+    shown, scores = count_texts(clean), Scores(clean)
+    content = answer(clean, scores, shown) if page == ANSWER else _details(clean, scores, shown)
+    content |= {"m": clean, "shown": shown, "oracle": clean["oracle"], "models": scores.models}
+    content |= {"strongest": scores.strongest(), "undefined": scores.undefined}
+    content["swatches"] = [Markup(swatch(k)) for k in range(len(scores.models))]
+    content["metrics"] = {metric.key: metric for metric in in_columns(METRICS.values())}
+    content |= {"training": panels.training(clean["history"]), "ANSWER": ANSWER, "DETAILS": DETAILS}
+    content["OTHER"] = DETAILS if page == ANSWER else ANSWER
+    return environment().get_template(_TEMPLATES[page]).render(content)
 
 
 def count_texts(m: Shared) -> dict[tuple[Any, ...], str]:
@@ -246,23 +261,6 @@ def _clean(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_clean(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _context(m: Shared, page: str) -> dict[str, object]:
-    """Everything that the templates of a page print, by name."""
-    shown, scores = count_texts(m), Scores(m)
-    own = answer(m, scores, shown) if page == ANSWER else _details(m, scores, shown)
-    swatches = [Markup(swatch(k)) for k in range(len(scores.models))]
-    names = {
-        "models": scores.models,
-        "strongest": scores.strongest(),
-        "undefined": scores.undefined,
-    }
-    common: dict[str, Any] = {"m": m, "shown": shown, "swatches": swatches, "oracle": m["oracle"]}
-    common |= {"metrics": {metric.key: metric for metric in in_columns(METRICS.values())}}
-    common |= {"training": panels.training(m["history"]), "ANSWER": ANSWER, "DETAILS": DETAILS}
-    common["OTHER"] = DETAILS if page == ANSWER else ANSWER
-    return common | names | own
 
 
 def _details(m: Shared, scores: Scores, shown: Mapping[Any, str]) -> dict[str, object]:

@@ -233,7 +233,16 @@ def cause_verdict(table: Scores, cause: str, shown: Shown) -> Case:
     case |= {name: rows[name] for name in ("c", "ipa", "oe")}
     case["events"] = shown.get(("by", landmark, cause, horizon))
     case["subjects"] = shown.get(("evaluated", landmark, horizon))
-    case["misfits"] = _misfits(rows)
+    # which measures of calibration exceed chance
+    value = {name: row["value"] for name, row in rows.items()}
+    limits = [(name, value[name], value[f"{name}_null"]) for name in ("aj", "ici")]
+    misfits = [name for name, own, most in limits if own and most is not None and own > most]
+    low, high = rows["slope"]["low"], rows["slope"]["high"]
+    if value["ks_p"] is not None and value["ks_p"] < 0.05:
+        misfits.append("ks")
+    if low is not None and high is not None and not low <= 1 <= high:
+        misfits.append("slope")
+    case["misfits"] = misfits
     if case["misfits"] and table.weightings_disagree(landmark, cause, horizon):
         case["misfits"] = []  # what they would say depends on how drop-out is weighted
     rival = table.strongest()
@@ -241,7 +250,11 @@ def cause_verdict(table: Scores, cause: str, shown: Shown) -> Case:
     rank, risks, error = _rank(rows["c"]), _risks(rows["oe"]), _error(rows["ipa"])
     if risks == "agree" and case["misfits"]:
         risks = "off"
-    case["rival_oe"] = theirs if risks.startswith("too") and _as_far(rows["oe"], theirs) else None
+    own = rows["oe"]["value"]
+    # a rival that is at least half as far off, on the same side of 1
+    if not (risks.startswith("too") and own and theirs and math.log(theirs) / math.log(own) >= 0.5):
+        theirs = None
+    case["rival_oe"] = theirs
     poor = rank in ("too few", "undefined", "worse than chance", "chance", "poor")
     fails = poor or risks.startswith("too") or error == "larger"
     mixed = error == "same" or rank == "unclear" or bool(case["misfits"])
@@ -259,22 +272,6 @@ def declared(table: Scores) -> Case | None:
     gap = table.gap(named["rival"], landmark, None, named["metric"]) or _ABSENT
     beside = table.gaps.get((named["rival"], landmark, cause, horizon, "c"), _ABSENT)
     return {**named, "gap": gap, "word": verdict(gap, named["metric"]), "c": beside}
-
-
-def _misfits(rows: Mapping[str, Row]) -> list[str]:
-    """Which measures of calibration exceed chance: `aj`, `ici`, `ks`, `slope`."""
-
-    def beyond(name: str, chance: str) -> bool:
-        value, limit = rows[name]["value"], rows[chance]["value"]
-        return value is not None and limit is not None and value > limit
-
-    misfits = [name for name in ("aj", "ici") if beyond(name, f"{name}_null")]
-    p, low, high = rows["ks_p"]["value"], rows["slope"]["low"], rows["slope"]["high"]
-    if p is not None and p < 0.05:
-        misfits.append("ks")
-    if low is not None and high is not None and not low <= 1 <= high:
-        misfits.append("slope")
-    return misfits
 
 
 def _rank(row: Row) -> str:
@@ -297,12 +294,6 @@ def _risks(row: Row) -> str:
     if low <= 1 <= high:
         return "agree"
     return "near" if 0.9 <= (row["value"] or 0.0) <= 1.1 else "too low" if low > 1 else "too high"
-
-
-def _as_far(row: Row, theirs: float | None) -> bool:
-    """Whether a rival's O/E is at least half as far off, on the same side of 1."""
-    ours = row["value"]
-    return bool(ours and theirs and math.log(theirs) / math.log(ours) >= 0.5)
 
 
 def _error(row: Row) -> str:
@@ -330,14 +321,8 @@ def card(table: Scores) -> Case:
         gap = None if rival is None else table.gap(rival, landmark, horizon, metric)
         has_interval = gap is not None and gap["value"] is not None and gap["low"] is not None
         difference = ("", "") if gap is None or not has_interval else _cell(gap, scale, "+")
-        rows.append(
-            {
-                "metric": metric,
-                "name": name,
-                "cells": cells,
-                "difference": difference,
-            }
-        )
+        row = {"metric": metric, "name": name, "cells": cells, "difference": difference}
+        rows.append(row)
     return {"landmark": landmark, "horizon": horizon, "cause": cause, "rival": rival, "rows": rows}
 
 

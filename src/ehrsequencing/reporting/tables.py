@@ -95,37 +95,24 @@ def subgroups(m: Shared, shown: Shown) -> list[dict[str, Any]]:
     rows = subgroup_rows(m)
     for landmark in dict.fromkeys(row["landmark_days"] for row in rows):
         here = [row for row in rows if row["landmark_days"] == landmark]
-        families = {
-            group: _levels([row for row in here if row["group"] == group])
-            for group in dict.fromkeys(row["group"] for row in here)
-        }
+        families = dict[str, list[dict[str, Any]]]()
+        for row in here:  # a line a level, with its metrics where they may be told
+            level = str(row["level"])
+            parts = {"oe": row["oe"], "auc": row["auc"], "brier": row["brier"]}
+            line: dict[str, Any] = {"name": level, "told": not row.get("hidden")}
+            for name, count in (("n", row["n"]), ("events", row["events"])):
+                line[name] = f"{count:,}" if isinstance(count, int) else count
+            line["few"] = any(part and part["reason"] == TOO_FEW for part in parts.values())
+            for name, part in parts.items():
+                ends = (part["value"], part["low"], part["high"]) if part else (None,)
+                line[name] = Estimate(0, level, *ends)
+            families.setdefault(row["group"], []).append(line)
         horizon = here[0]["horizon_days"]
         place = f"{from_landmark(landmark)}, by {duration(horizon)}".capitalize()
         n = shown.get(("evaluated", landmark, horizon))
         caption = place if n is None else f"{place}, {size(n)}"
         out.append({"caption": caption, "landmark": landmark, "families": families})
     return out
-
-
-def _levels(family: Sequence[SubgroupRow[int | str]]) -> list[dict[str, Any]]:
-    """A line per level of one family, with its metrics where they may be told."""
-    lines = []
-    for row in family:
-        parts = {"oe": row["oe"], "auc": row["auc"], "brier": row["brier"]}
-        values = {
-            name: Estimate(0, row["level"], part["value"], part["low"], part["high"])
-            if part
-            else Estimate(0, row["level"], None)
-            for name, part in parts.items()
-        }
-        counts = {
-            name: f"{n:,}" if isinstance(n, int) else n
-            for name, n in (("n", row["n"]), ("events", row["events"]))
-        }
-        few = any(part is not None and part["reason"] == TOO_FEW for part in parts.values())
-        shown = not row.get("hidden")
-        lines.append({"name": str(row["level"]), **counts, "told": shown, "few": few, **values})
-    return lines
 
 
 def subgroup_rows(m: Shared) -> list[SubgroupRow[int | str]]:

@@ -67,7 +67,19 @@ def router(service: Service) -> APIRouter:
             lines = ["What is missing:", "", *(f"- {what}" for what in missing)]
             detail = "\n".join([*lines, "", "A risk from half a record may be far off."])
         else:
-            indicator, (summary, detail) = "info", _predicted(request, bundle, service)
+            indicator, now = "info", service.clock()
+            rows, unused = read_patient(bundle, predictor)
+            # a booked visit is no record yet; clocks of other zones may be ahead
+            is_later = pc.greater(rows["time"], now + timedelta(days=1))
+            earlier = rows.filter(pc.invert(pc.fill_null(is_later, False)))
+            unused["entries of later days than tomorrow"] = len(rows) - len(earlier)
+            answer = predictor.answer(earlier)
+            unused.update({FIXES[name]: n for name, n in answer.record.fixes.items()})
+            not_sent = [name for name in _PREFETCH if name not in request.prefetch]
+            newest = pc.max(earlier["time"]).as_py()
+            summary, detail = _summary_and_detail(
+                answer, predictor, not_sent, unused, newest=newest, now=now
+            )
         card = {
             "uuid": str(uuid.uuid4()),
             "summary": summary,
@@ -91,26 +103,6 @@ def router(service: Service) -> APIRouter:
 
     service.post(routes, HOOK_PATH, HookRequest, patient_view)
     return routes
-
-
-def _predicted(request: HookRequest, bundle: dict[str, Any], service: Service) -> tuple[str, str]:
-    """What a card says of a record that is whole: a line, and the rest in Markdown."""
-    predictor, now = service.predictor, service.clock()
-    rows, unused = read_patient(bundle, predictor)
-    # a booked visit is no record yet; clocks of other zones may be ahead
-    is_later = pc.greater(rows["time"], now + timedelta(days=1))
-    earlier = rows.filter(pc.invert(pc.fill_null(is_later, False)))
-    unused["entries of later days than tomorrow"] = len(rows) - len(earlier)
-    answer = predictor.answer(earlier)
-    unused.update({FIXES[name]: n for name, n in answer.record.fixes.items()})
-    return _summary_and_detail(
-        answer,
-        predictor,
-        [name for name in _PREFETCH if name not in request.prefetch],
-        unused,
-        newest=pc.max(earlier["time"]).as_py(),
-        now=now,
-    )
 
 
 def read_patient(bundle: dict[str, Any], predictor: Predictor) -> tuple[pa.Table, Counter[str]]:

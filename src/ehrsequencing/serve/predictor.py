@@ -203,6 +203,14 @@ class Predictor:
         with self._read(rows, at, until_us) as read:
             encoder, times_, limits = read.encoder, read.times, self.limits
             times = 0 if read.has_died else len(times_.rows)
+            reached = int(times_.cohort.reached[0])
+            why = None if times else "there is no prediction time then"
+            if read.has_died:
+                why = "the patient has died"
+            elif why and times_.late:
+                why = "every prediction time lies after the record's end"
+            elif why and reached < len(self._steps):
+                why = f"the subject is not one {self._steps[reached]}"
             if times * len(predictor.causes) * len(predictor.horizons_days) > limits.numbers:
                 raise Problem(
                     413,
@@ -213,11 +221,7 @@ class Predictor:
             return Answer(
                 predictor.horizons_days,
                 predictor.answer(encoder.encode(times_.record, times_.rows)) if times else NO_RISKS,
-                None
-                if times
-                else "the patient has died"
-                if read.has_died
-                else self._why_none(times_),
+                why,
                 self._facts(read, len(rows)),
             )
 
@@ -311,15 +315,6 @@ class Predictor:
             yield _Read(encoder, times, has_died, log)
         finally:
             self.run.vocabulary.forget()  # codes of a request
-
-    def _why_none(self, times: PredictionTimes) -> str:
-        """What a subject without a prediction time lacks."""
-        if times.late:
-            return "every prediction time lies after the record's end"
-        reached = int(times.cohort.reached[0])
-        if reached < len(self._steps):
-            return f"the subject is not one {self._steps[reached]}"
-        return "there is no prediction time then"
 
 
 @dataclass(frozen=True)
