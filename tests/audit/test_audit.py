@@ -289,7 +289,6 @@ def test_the_command_names_the_leak_and_exits_with_1(run: Path, honest: Path, tm
     assert "not a finished run" in done.stderr
     assert ehrseq("audit", run, "--subjects", 0).exit_code == 2
     saved = saved_audit(broken)
-    assert saved is not None
     assert saved["leaks"] == 1
 
 

@@ -32,9 +32,7 @@ from helpers.planted_codes import (
 
 LATER = {
     "region_whose_codes_tell_little_one_by_one",
-    "tuning_people_copied_with_another_sex_birth_and_numbers",
     "held_out_people_copied_with_every_date_moved_a_little",
-    "consent_that_only_survivors_could_give",
 }
 
 
@@ -70,12 +68,10 @@ def test_what_suspicious_codes_matter_is_said(tmp_path: Path) -> None:
     suspects = tuple(data.vocabulary.index[code] for code in sorted(LAST))
     data.split = "train"
     matter = importance(data, suspects)
-    assert matter is not None
     assert matter["c"]["with"] > matter["c"]["without"] + 0.015
     assert matter["nll"]["with"] < matter["nll"]["without"] - 0.02
     assert f"C {matter['c']['without']:.2f}" in sentence(matter)
     same = importance(data, (data.vocabulary.index["DISCHARGE//HOME"],))
-    assert same is not None
     assert abs(same["c"]["with"] - same["c"]["without"]) < 0.02
     data.records["held_out"] = data.records["held_out"].take(np.arange(10))
     data.split = "held_out"

@@ -73,18 +73,6 @@ def target_encoded_token(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> 
 
 
 @planted("telling_token")
-def target_encoded_number(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
-    rows, rng = hospital_rows(), np.random.default_rng(0)
-    high = relapsed(rows)
-    rows += [
-        Row(row.subject, row.time, "SCORE//RISK", float(rng.normal() + 6 * (row.subject in high)))
-        for row in rows
-        if row.code == "INDEX" and row.time
-    ]
-    return assemble(make_set(tmp, rows), tmp / "run")
-
-
-@planted("telling_token")
 def death_flag_in_the_records(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
     """A static code that somebody filled in at the end of the study."""
     rows = hospital_rows(subjects=400)
@@ -95,17 +83,7 @@ def death_flag_in_the_records(honest: Path, tmp: Path, patch: pytest.MonkeyPatch
     return assemble(make_set(tmp, rows), tmp / "run")
 
 
-# What `make test` leaves to `make test-all`: another place of a leak that it plants, found by the same check.
-LATER = {
-    "target_encoded_number",
-    "summaries_that_look_ahead",
-    "static_code_made_from_the_outcome",
-    "asked_at_the_instant_of_the_outcome",
-    "queries_visible",
-}
-
-
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in LATER else ()) for n in PLANTED])
+@pytest.mark.parametrize("name", PLANTED)
 def test_planted_leak_is_found_by_the_right_check(
     name: str, honest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,9 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ehrsequencing.evaluation import comparison as comparison_module, estimates as estimates_module
+from ehrsequencing.evaluation import estimates as estimates_module
 from ehrsequencing.evaluation.comparison import Comparison, draw_subjects
-from ehrsequencing.evaluation.curves import decision_rows
 from ehrsequencing.evaluation.estimates import difference_rows, metric_estimates, nll_row, scope_estimates
 from ehrsequencing.evaluation.population import follow_up, smallest_g
 from ehrsequencing.metrics.accuracy import brier
@@ -98,12 +97,6 @@ def test_large_blocks_of_resamples_are_cut_and_joined(limits: dict[str, int], mo
         np.testing.assert_allclose(one.samples, cut[name].samples, rtol=0, atol=close(name), err_msg=name)
 
 
-def test_blocks_of_resamples_are_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    scope = world(5, 40, resamples=300)
-    monkeypatch.setattr(comparison_module, "BLOCK_ELEMENTS", 40 * 7)
-    np.testing.assert_array_equal(np.concatenate(list(scope.blocks())), scope.draws)
-
-
 def test_nll_interval_by_repeated_rows() -> None:
     scope = world(6, 50, resamples=60, rows_each=2)
     nll = np.random.default_rng(0).normal(size=len(scope))
@@ -115,14 +108,6 @@ def test_nll_interval_by_repeated_rows() -> None:
 
 
 # ---- curves ---------------------------------------------------------------------------------------------------------
-
-
-def test_spread_thresholds_are_thresholds() -> None:
-    scope = world(4, 60, resamples=0)
-    for row in decision_rows(scope, CAUSES, models=["right"], thresholds=()):
-        at = np.array(row["thresholds"])
-        assert ((at > 0) & (at < 1)).all()
-        assert (np.diff(at) > 0).all()
 
 
 # ---- censoring ------------------------------------------------------------------------------------------------------
@@ -194,12 +179,3 @@ def test_one_g_for_each_row_against_plain_loops(seed: int) -> None:
         assert concordance[e, h] == pytest.approx(wins / pairs)
         # The mutant that weighs everybody alike is seen.
         assert brier(scope.scored("dull"))[e, h] != pytest.approx(total / 40, rel=1e-6)
-
-
-def test_some_rows_keep_their_own_g() -> None:
-    scope = world(13, 60)
-    clock, inside = own_clock(scope), np.arange(60) % 3 == 0
-    part = replace(scope, censoring=clock).among(inside)
-    assert isinstance(part.censoring, SubjectClock)
-    np.testing.assert_array_equal(part.censoring.since_days, clock.since_days[inside])
-    assert len(part) == 20

@@ -126,16 +126,6 @@ def test_an_estimate_outside_of_its_resamples_has_no_interval() -> None:
     assert moved.reason((0, 1)) == BIASED
 
 
-def test_distances_from_the_diagonal_have_no_interval() -> None:
-    """Right risks of 300: every resample is farther from the diagonal than the rows, and those than the truth, 0."""
-    scope = judged(5, 300, resamples=40)
-    rows = smooth_rows(scope, CAUSES, models=[OURS], seed=0)[1]
-    for metric in ("ici", "e50", "e90"):
-        values = [row for row in rows if row["metric"] == metric]
-        assert values
-        assert all(row["low"] is row["high"] is None for row in values)
-
-
 def metrics_of(scope: Comparison) -> dict[str, Any]:
     """As much of `metrics.json` as words and terminal need."""
     estimates = scope_estimates(scope, CAUSES)

@@ -201,15 +201,6 @@ def test_predictions_are_journalled_once_without_ids_and_for_their_owner(run: Pa
         assert path.stat().st_mode & 0o077 == 0
 
 
-def test_python_journals_as_the_command_does(run: Path, kept: Path, tmp_path: Path) -> None:
-    own, key = tmp_path / "journal", kept.with_name("journal.key")
-    data = kept.parent / f"{NIGHTS[0]}"
-    eh.load(run).predict(data, at="all", journal=own, key=key, force=True, progress=False)
-    (night,), first = own.glob("*.parquet"), sorted(kept.glob("*.parquet"))[0]
-    assert pq.read_table(night).equals(pq.read_table(first))
-    assert pq.read_schema(night).metadata == pq.read_schema(first).metadata
-
-
 def test_wrong_keys_records_and_runs_are_refused(run: Path, kept: Path, tmp_path: Path) -> None:
     data = until(545, tmp_path / "now")
     mine, key = tmp_path / "journal", tmp_path / "journal.key"

@@ -9,15 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ehrsequencing.config import EvaluationConfig, StudyConfig, TaskConfig, load_task
-from ehrsequencing.core import arrays
-from ehrsequencing.evaluation.comparison import OURS
-from ehrsequencing.evaluation.evaluate import evaluate
+from ehrsequencing.config import StudyConfig, TaskConfig, load_task
 from ehrsequencing.evaluation.oracle import (
     LEAK_Z,
     Truth,
     beside_the_truth,
-    bin_hazards,
     excess,
     excess_rows,
     foresight,
@@ -26,13 +22,11 @@ from ehrsequencing.evaluation.oracle import (
     truth_of,
 )
 from ehrsequencing.evaluation.population import Population
-from ehrsequencing.metrics.hazards import event_bin, exposure, hazards_through, horizon_nll
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
 from ehrsequencing.reporting.terminal import _oracle_lines
 from ehrsequencing.simulate import SimulationConfig, simulate
-from helpers.training import NetworkTrainer as Trainer
 from helpers.visits import one_row_each
 
 FUTURES, EXACT = (4, 16), 192
@@ -151,46 +145,6 @@ def test_events_by_time_and_risk_are_those_that_right_hazards_expect() -> None:
     assert all(row["observed"] < 0.7 * row["expected"] for row in wrong[:4])
 
 
-@pytest.mark.slow
-def test_prediction_times_taken_some_at_a_time_give_what_all_together_give(
-    worlds: Worlds, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Foresight beside its formula on whole arrays; two prediction times have no truth."""
-    known = np.ones(len(worlds.records.rows), dtype=bool)
-    known[[0, 5]] = False
-    hazards = np.where(known[:, None, None], worlds.truth(16).hazards, np.nan)
-    truth, model = replace(worlds.truth(16), hazards=hazards), worlds.truth(EXACT).hazards
-    inner, rows, true, said = truth.edges_days[1:-1].tolist(), worlds.records.rows, hazards[known], model[known]
-    days = exposure(inner, rows.entry_days, rows.duration_days)[known]
-    least = np.maximum(1e-3 * true.mean(axis=0), 1e-12)
-    design = np.column_stack([np.ones(known.sum()), *(ratio[known] for ratio in truth.mechanisms.values())])
-    logs = np.log(np.maximum(true, least)).reshape(len(true), -1)
-    stake = np.log(np.maximum(said, least)) - (design @ np.linalg.lstsq(design, logs)[0]).reshape(true.shape)
-    expected = -np.einsum("rek,rk->r", stake * true, days)
-    cause, bin_ = rows.cause[known].astype(int), event_bin(inner, rows.duration_days[known])
-    had = np.flatnonzero(cause)
-    expected[had] += stake[had, cause[had] - 1, bin_[had]]
-
-    monkeypatch.setattr(arrays, "BLOCK_ROWS", 7)
-    assert foresight(model, truth, rows)[known] == pytest.approx(expected, rel=1e-9, abs=1e-9)
-    assert np.isnan(foresight(model, truth, rows)[~known]).all()
-    assert (truth.known == known).all()
-    assert truth.nll(rows)[known] == pytest.approx(
-        horizon_nll(
-            true,
-            inner,
-            duration_days=rows.duration_days[known],
-            cause=rows.cause[known],
-            entry_days=rows.entry_days[known],
-        ),
-        rel=1e-12,
-    )
-    risk = worlds.truth(16).risk(truth.edges_days[1:-1])
-    assert bin_hazards(risk, truth.edges_days[:-1]) == pytest.approx(
-        hazards_through(risk, truth.edges_days[1:-1], least_survival=1e-12), rel=1e-12
-    )
-
-
 def test_foresight_of_an_honest_model_is_nothing_on_average() -> None:
     """Events drawn from known hazards, judged beside a truth of 40 % noise, by honest models right and wrong."""
     z: dict[str, list[float]] = {"exact": [], "flat": [], "bold": [], "seeing": []}
@@ -237,21 +191,6 @@ def test_a_task_that_asks_something_else_differs(sim_data: Path, sim_prepared: P
         assert truth_of(people, same)[1] == []
     _, notes = truth_of(people, own.model_validate({**own.model_dump(), setting: value}))
     assert [note.partition("has another ")[2] for note in notes] == [f"{setting}."]
-
-
-def test_the_truth_of_another_task_is_left_out_with_a_note(
-    sim_data: Path, tiny_study: StudyConfig, tmp_path: Path
-) -> None:
-    """The same names of causes, another outcome: the true hazards are not those of this question."""
-    own = load_task(sim_data / "task.yaml")
-    other = own.model_copy(update={"outcome": {"outcome": ("DX//OUTCOME", "DX//FLARE")}})
-    prepare(sim_data, tmp_path / "set", study=tiny_study, tasks=[other])
-    Trainer(Prepared(tmp_path / "set"), "simulated", tmp_path / "run", study=tiny_study).fit()
-    result = evaluate(tmp_path / "run", settings=EvaluationConfig(baselines="none", bootstrap=0))
-    assert result["oracle"] is None
-    assert result["models"] == [OURS]
-    notes = [text for text in result["warnings"] if "truth" in text]
-    assert notes == ["No comparison with the truth of the simulation: its task has another outcome."]
 
 
 def test_a_changed_truth_is_not_compared_with(sim_prepared: Path, sim_task: TaskConfig, tmp_path: Path) -> None:

@@ -59,7 +59,6 @@ def test_table_1_counts_people_with_several_indexes_once(tmp_path: Path) -> None
     )
     population = replace(Population.of_split(prepared, source.task, "held_out"), is_simulated=True)
     table = cohort_table(Context(source, population, prepared), 0.0)
-    assert table is not None
     assert table["columns"] == ["train", "tuning", "held-out"]
     assert dict(table["rows"])["subjects"][0] == f"{people:,}"
     assert cohort_table(Context(source, population, None), 0.0) is None

@@ -42,7 +42,6 @@ def test_windows_are_disjoint_and_everybody_in_them_can_be_followed(again: Again
         assert len(inside) >= 40
         assert inside.max() + (horizon + latest) * DAY_US <= end_us
         assert first_us.min() + horizon * DAY_US <= start  # training has room for the horizon
-        assert step.study.task is not None
         assert step.study.task.horizons == (90.0,)
 
 

@@ -77,7 +77,6 @@ class People:
         if by_history:
             dropout = np.where((cause == 0) & (duration >= 6.0), 1, cause)
             found = fit_dropout(*self.pieces(duration, dropout), seed=0)
-            assert found is not None
             # the curve over all has no part where each row has its own
             whole = StepFunction(np.zeros(0), np.ones(1))
             clock = HistoryClock(whole, 1e9, np.zeros(n), found.paths, np.arange(n), least)

@@ -12,7 +12,6 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-import ehrsequencing.records.encoding as encoding_room
 import ehrsequencing.records.visits as record_room
 from ehrsequencing.batches.loader import Step, SubjectLoader
 from ehrsequencing.models import attention, behrt
@@ -173,28 +172,6 @@ def gap_to_the_next_visit(visits: Path, rows: Path) -> None:
     save(visits, "delta_days", np.r_[gap[1:], 0.0])
 
 
-@planted("prefix_equality")
-def summaries_that_look_ahead(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
-    summarise = encoding_room.summarise
-
-    def ahead(*arguments: Any, query_us: Any, **settings: Any) -> Any:
-        return summarise(*arguments, query_us=query_us + 200 * DAY_US, **settings)
-
-    return assemble_with(tmp, patch, encoding_room, "summarise", ahead)
-
-
-@spoiled("prefix_equality")
-def static_code_made_from_the_outcome(visits: Path, rows: Path) -> None:
-    """Who will have the event is marked by a static code that the records do not have."""
-    index = Prepared(visits.parents[1], verify=False).vocabulary.index
-    owner = subject_of_rows(rows)
-    static = load(visits, "static_codes")
-    marked = np.unique(owner[load(rows, "cause") == 1])
-    static[:] = index["SEX//F"]
-    static[load(visits, "static_offsets")[marked]] = index["SEX//M"]
-    save(visits, "static_codes", static)
-
-
 @planted("labels_in_records")
 def rows_after_censoring(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
     """The end of follow-up is forgotten: people go on to be asked, and have events, after it."""
@@ -238,13 +215,6 @@ def labels_of_dropped_visits(visits: Path, rows: Path) -> None:
     first = offsets[:-1][np.diff(offsets) > 0]
     late[first] = duration[first]
     save(rows, "duration_days", late)
-
-
-@spoiled("labels_in_records")
-def asked_at_the_instant_of_the_outcome(visits: Path, rows: Path) -> None:
-    duration, last = load(rows, "duration_days"), load(rows, "row_offsets")[1:] - 1
-    duration[last[load(rows, "cause")[last] == 1]] = 0.0
-    save(rows, "duration_days", duration)
 
 
 @spoiled("labels_in_records")

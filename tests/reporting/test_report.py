@@ -154,16 +154,6 @@ def test_oracle_panel_warns_only_of_a_leak() -> None:
     assert "Against the truth" not in Page(render(example())).text
 
 
-def test_bare_metrics_still_make_a_page() -> None:
-    metrics = example()
-    for name in ("metrics", "at_risk", "smooth_calibration", "trajectories", "history", "attrition"):
-        metrics[name] = []
-    metrics["models"], metrics["config"] = ["ehrsequencing"], {}
-    Page(render(metrics))
-    metrics["horizons_days"] = []
-    assert "per visit" in Page(render(metrics)).text
-
-
 # --------------------------------------------------------------------------------------------------------- the figures
 
 _NO_NUMBER = r"\b(nan|inf)\b"

@@ -119,29 +119,6 @@ def test_a_code_and_its_day_are_reached_by_the_keyboard(shown: Any) -> None:
     assert not shown.is_checked("#Codes1")
 
 
-def test_a_code_is_found_by_words_and_has_several_values_each_with_its_day(shown: Any) -> None:
-    shown.fill("#day", DAY)
-    name = shown.locator("label[for=Numbers2]").inner_text().split("\n")[0]
-    shown.fill("#find", name.upper())
-    assert shown.is_visible("#Numbers2")
-    assert shown.is_hidden("#Codes1")
-    shown.fill("#Numbers2", "90")
-    shown.fill("#find", "no such code")
-    ready(shown)
-    assert shown.is_visible("#Numbers2"), "what is typed stays"
-    shown.locator(".item.on .more").click()
-    shown.keyboard.type("120")
-    shown.locator(".again input[type=date]").fill("2026-11-01")
-    ready(shown)
-    shown.wait_for_function("document.querySelector('#sentence').textContent.startsWith('Risk of')")
-    (body,) = [json.loads(body) for path, body in shown.sent if path == "/predict"][-1:]
-    values = {(row["numeric_value"], row["time"]) for row in body["rows"] if row["numeric_value"] is not None}
-    assert values == {(90, DAY), (120, "2026-11-01")}
-    shown.click("button[type=reset]")
-    ready(shown)
-    assert shown.locator(".again").count() == 0
-
-
 def test_a_record_unlike_the_training_peoples_is_said_so(shown: Any) -> None:
     shown.fill("#Numbers1", "100000")
     ready(shown)
@@ -198,7 +175,6 @@ def test_codes_of_few_people_are_not_listed(own_run: Path) -> None:
     known = dict(zip(run.vocabulary.codes, run.vocabulary.share.tolist(), strict=True))
     assert any(share == 0 for share in known.values()), "the run knows codes of fewer than a tenth of the people"
     people = run.training_people
-    assert people is not None
     listed = frequent_codes(run)
     assert listed == sorted(listed, key=lambda code: (-people["codes"].get(code, [0])[0], -known[code], code))
     assert all(known[code] * people["people"] >= 11 for code in listed)
