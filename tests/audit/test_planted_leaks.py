@@ -54,16 +54,13 @@ def type_of_one_held_out_person(honest: Path, tmp: Path, patch: pytest.MonkeyPat
 # ---- inputs that know too much ---------------------------------------------------------------------------------------
 
 
-def relapsed(rows: list[Row]) -> set[int]:
-    ends = {row.subject: row.time for row in rows if row.code == "END"}
-    return {row.subject for row in rows if row.code == "DX//RELAPSE" and row.time <= ends.get(row.subject, row.time)}
-
-
 @planted("telling_token")
 def target_encoded_token(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
     """A risk score, computed by somebody who knew the outcomes, is in the records from the index on."""
     rows = hospital_rows()
-    high = relapsed(rows)
+    ends = {row.subject: row.time for row in rows if row.code == "END"}
+    relapses = [row for row in rows if row.code == "DX//RELAPSE"]
+    high = {row.subject for row in relapses if row.time <= ends.get(row.subject, row.time)}
     rows += [
         Row(row.subject, row.time, "SCORE//HIGH" if row.subject in high else "SCORE//LOW")
         for row in rows

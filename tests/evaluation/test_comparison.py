@@ -139,16 +139,12 @@ def test_follow_up_by_repeated_rows() -> None:
     assert (found["low"], found["high"]) == pytest.approx(percentile_interval(np.array(samples)))
 
 
-def own_clock(scope: Comparison) -> SubjectClock:
-    """Every row p days after its index, so that each has its own G."""
-    since = np.random.default_rng(len(scope)).uniform(0, scope.duration_days.max() / 2, size=len(scope))
-    return SubjectClock.fit(since, scope.duration_days, scope.cause, np.arange(len(scope)))
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_one_g_for_each_row_against_plain_loops(seed: int) -> None:
     scope = world(seed, 40)
-    each = own_clock(scope)
+    # every row p days after its index, so that each has its own G
+    since = np.random.default_rng(len(scope)).uniform(0, scope.duration_days.max() / 2, size=len(scope))
+    each = SubjectClock.fit(since, scope.duration_days, scope.cause, np.arange(len(scope)))
     rows = ScoredRows.of(scope.duration_days, scope.cause, scope.risk["dull"], HORIZONS, censoring=each)
     score, concordance = brier(rows), wolbers_c(rows)
     duration, cause, risk = scope.duration_days, scope.cause, scope.risk["dull"]

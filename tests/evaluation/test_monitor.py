@@ -105,10 +105,6 @@ def watched(run: Path, journal: Path, data: Path, tmp_path: Path, **more: Any) -
     return eh.monitor(run, data, mine, progress=False, **more)
 
 
-def overlap(a: float, b: float, low: float, high: float) -> float:
-    return max(0.0, min(b, high) - max(a, low))
-
-
 def slow(run: Path, journal: Path, rows: list[Row], closed: int) -> tuple[Any, Any]:
     """(days, causes) observed and expected, person by person and day by day, from the files alone."""
     edges = list(eh.load(run).predictor.edges_days)
@@ -148,7 +144,7 @@ def slow(run: Path, journal: Path, rows: list[Row], closed: int) -> tuple[Any, A
                 for e in (0, 1):
                     for b in range(len(edges)):
                         low, high = max(bounds[b], 2.0) + moment, bounds[b + 1] + moment
-                        span = overlap(max(known, day), min(stop, day + 1), low, high) if low < high else 0.0
+                        span = max(0.0, min(stop, day + 1, high) - max(known, day, low)) if low < high else 0.0
                         expected[day - day0, e] += hazard[e * (len(edges) + 1) + b] * span
     return observed, expected
 

@@ -68,13 +68,8 @@ def test_training_people_are_counted_as_people_beside_a_simulation(
     run = as_real(Path(shutil.copytree(sim_run, tmp_path / "run")))
     result, folder = validate(run, sim_data, out=tmp_path / "out", settings=SETTINGS)
     assert result["data"]["simulated"] is False
-    told = read_result_of(folder)
+    told = json.loads((folder / "metrics.json").read_text())
     exact, shown = result["events"]["train"], told["events"]["train"]
     assert shown != exact
     assert all(count == "<11" or count % 5 == 0 for count in shown.values())
     assert told["trajectories"] == []
-
-
-def read_result_of(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "metrics.json").read_text())
-    return found

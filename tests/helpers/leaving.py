@@ -133,6 +133,6 @@ def scores(scope: Comparison) -> dict[str, float]:
     out = {key: float(one.value[0, 0]) for key, one in found.items()}
 
     def benefit(rows: ScoredRows) -> dict[str, np.ndarray]:
-        return {"nb": decision_curve(rows, [THRESHOLD]).net_benefit}
+        return {"nb": decision_curve(rows, [THRESHOLD])["net_benefit"]}
 
     return out | {"nb": float(estimate(scope, "truth", benefit)["nb"].value[0, 0, 0])}

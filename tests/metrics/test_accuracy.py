@@ -130,10 +130,10 @@ def test_aalen_johansen_and_net_benefit_equal_the_twin() -> None:
             horizon = float(sample.horizons[h])
             assert fast[e, h] == pytest.approx(twin.aalen_johansen(duration, cause, e + 1, horizon), abs=1e-12)
             for k, threshold in enumerate(thresholds):
-                if np.isfinite(curve.net_benefit[e, h, k]):
+                if np.isfinite(curve["net_benefit"][e, h, k]):
                     risk = sample.risk[:, e, h].tolist()
                     slow = twin.net_benefit(duration, cause, risk, e + 1, horizon, g, threshold)
-                    assert curve.net_benefit[e, h, k] == pytest.approx(slow, abs=1e-12)
+                    assert curve["net_benefit"][e, h, k] == pytest.approx(slow, abs=1e-12)
 
 
 # -- counted by hand ---------------------------------------------------------------------------------------------------

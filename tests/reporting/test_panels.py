@@ -1,6 +1,5 @@
 """The report as a decision document: honest words, figures that give nobody away, and pages of older runs."""
 
-import html
 import re
 from typing import Any
 
@@ -194,7 +193,3 @@ def test_rare_outcomes_are_answered_together() -> None:
     assert all(number in line for number in ("50 events", "58", "0.616 (0.607 to 0.623)", "1.02 (0.95 to 1.08)"))
     page = render_outcomes(rare_outcomes(), title="t")
     assert f"N{lines[0][1:]}." in page
-
-
-def text_of(metrics: dict[str, Any]) -> str:
-    return html.unescape(Page(render(metrics)).text)

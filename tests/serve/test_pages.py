@@ -22,12 +22,6 @@ from helpers.settings import TINY
 DAY = "2026-11-28"
 
 
-def meds_of(rows: list[dict[str, Any]], folder: Path) -> Path:
-    """A data set of one person with the rows of a request."""
-    written = [Row(1, row["time"] and us(row["time"]), row["code"], row["numeric_value"]) for row in rows]
-    return write_meds(folder, written)
-
-
 @pytest.fixture(scope="module")
 def own_run(sim_prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As `sim_run`, from the command: it holds what its training people were like."""
@@ -94,7 +88,9 @@ def test_what_is_typed_moves_the_risk_to_that_of_predict(shown: Any, own_run: Pa
     assert {"MEDS_BIRTH", "ENROLLMENT"} <= codes.keys()
     assert {"SEX//F", "SEX//M"} & codes.keys()
     assert [row["time"] for row in body["rows"] if row["numeric_value"] == 95.5] == [DAY]
-    found = eh.load(own_run).predict(meds_of(body["rows"], tmp_path / "one"), at=DAY, horizons=["1y"], progress=False)
+    sent = [Row(1, row["time"] and us(row["time"]), row["code"], row["numeric_value"]) for row in body["rows"]]
+    one = write_meds(tmp_path / "one", sent)
+    found = eh.load(own_run).predict(one, at=DAY, horizons=["1y"], progress=False)
     assert f"Risk of outcome within 1 year: {100 * risk(shown):.2g}%" in shown.inner_text("#sentence")
     assert risk(shown) == pytest.approx(found["outcome_1y"].item(), abs=1e-6)
 

@@ -30,7 +30,7 @@ from ehrsequencing.evaluation.subgroups import SUBGROUP_METRICS, SUBGROUP_PLACE
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.results.redaction import redact
-from ehrsequencing.results.result_types import Exact, IncidenceRow, Shared
+from ehrsequencing.results.result_types import Exact, PlaceRow, Shared
 
 REPORT = "report.html"
 
@@ -344,7 +344,7 @@ class EvaluationResult(Hinted, Answering):
         place, title = self._place(None, cause, landmark)
         return paper.incidence(self._incidence(place)[0], title=title, ax=ax)
 
-    def _incidence(self, place: Mapping[str, Any]) -> list[IncidenceRow[int | str]]:
+    def _incidence(self, place: Mapping[str, Any]) -> list[PlaceRow]:
         """The row of `incidence` at a place."""
         rows = rows_at(self.result["incidence"], **place)
         if not rows:

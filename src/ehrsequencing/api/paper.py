@@ -20,7 +20,7 @@ from ehrsequencing.prediction.prediction_file import Risks
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.reporting.figures import group_names
 from ehrsequencing.reporting.wording import with_interval
-from ehrsequencing.results.result_types import DecisionRow, IncidenceRow, SmoothRow
+from ehrsequencing.results.result_types import PlaceRow
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as Axes
@@ -219,9 +219,7 @@ def _mark(ax: Any, at: float, text: str, colour: str, height: float) -> None:
     ax.annotate(text, (at, height), xycoords=ax.get_xaxis_transform(), xytext=(3, -3), **style)
 
 
-def calibration(
-    rows: Sequence[SmoothRow[int | str]], *, title: str, ax: "Axes | None" = None
-) -> "Axes":
+def calibration(rows: Sequence[PlaceRow], *, title: str, ax: "Axes | None" = None) -> "Axes":
     """Observed against predicted risk, ours first; see `EvaluationResult.plot_calibration`.
 
     Args:
@@ -258,9 +256,7 @@ def _curves(ax: Any, rows: Sequence[Row], x: str, y: str) -> None:
         ax.text(0.5, 0.5, TOO_FEW, transform=ax.transAxes, ha="center", color=GREY)
 
 
-def decision(
-    rows: Sequence[DecisionRow[int | str]], *, title: str, ax: "Axes | None" = None
-) -> "Axes":
+def decision(rows: Sequence[PlaceRow], *, title: str, ax: "Axes | None" = None) -> "Axes":
     """Net benefit by threshold, ours first; see `EvaluationResult.plot_decision_curve`.
 
     Args:
@@ -283,7 +279,7 @@ def decision(
     return ax
 
 
-def incidence(row: IncidenceRow[int | str], *, title: str, ax: "Axes | None" = None) -> "Axes":
+def incidence(row: PlaceRow, *, title: str, ax: "Axes | None" = None) -> "Axes":
     """Observed and predicted cumulative incidence by risk group; see `EvaluationResult.plot_incidence`.
 
     Args:

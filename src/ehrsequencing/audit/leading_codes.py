@@ -133,22 +133,6 @@ def _compared(
     return is_high & ~is_blind, is_blind, np.where(is_blind, 1.0, chance)
 
 
-def _suspects(visits: _Visits, zone: Bools, has_event: Bools, size: int) -> tuple[Bools, Floats]:
-    """(V,) suspicious tokens of one zone and cause, and the share of each one's visits that lies in the zone."""
-    cases = zone & has_event
-    own, no_own, chance = _compared(visits, cases, ~zone, visits.subject, size)
-    others, no_others, chance_beside = _compared(
-        visits, cases, zone & ~has_event, visits.number, size
-    )
-    # a visit counts one half where the follow-up ends
-    known = 1.0 - 0.5 * (zone & (visits.cause == 0))
-    seen = np.bincount(visits.token, known[visits.visit], size)
-    share = np.bincount(visits.token, cases[visits.visit], size) / np.maximum(seen, 1.0)
-    high = (own & others) | ((share > SURE_SHARE) & ((own & no_others) | (others & no_own)))
-    high &= np.minimum(chance, chance_beside) * size < BY_CHANCE
-    return high & (_people(visits, cases, size) >= FEWEST_CARRIERS), share
-
-
 def event_after_code(data: AuditData) -> Finding:
     """Compare the zones before each cause with other visits and with the zones of others."""
     size = len(data.vocabulary) + len(data.families)
@@ -202,7 +186,19 @@ def _leading(data: AuditData, visits: _Visits, size: int) -> list[tuple[bool, fl
         has_event = visits.cause == number
         for where, days in ZONES.items():
             zone = visits.is_last if days is None else visits.days <= days
-            high, share = _suspects(visits, zone, has_event, size)
+            cases = zone & has_event
+            own, no_own, chance = _compared(visits, cases, ~zone, visits.subject, size)
+            others, no_others, chance_beside = _compared(
+                visits, cases, zone & ~has_event, visits.number, size
+            )
+            # a visit counts one half where the follow-up ends
+            known = 1.0 - 0.5 * (zone & is_free)
+            seen = np.bincount(visits.token, known[visits.visit], size)
+            share = np.bincount(visits.token, cases[visits.visit], size) / np.maximum(seen, 1.0)
+            alone = (own & no_others) | (others & no_own)
+            high = (own & others) | ((share > SURE_SHARE) & alone)
+            high &= np.minimum(chance, chance_beside) * size < BY_CHANCE
+            high &= _people(visits, cases, size) >= FEWEST_CARRIERS
             sure = share > SURE_SHARE
             if days is None:
                 sure = holders & (of_several(zone & has_event) / every >= SURE_LAST)

@@ -282,6 +282,9 @@ def over_time_rows(
     def integrals(rows: ScoredRows) -> dict[str, Floats]:
         return {key: value[..., None] for key, value in values(rows, plain).items()}
 
+    def gaps(rows: ScoredRows) -> dict[str, Floats]:
+        return {"gap": incidence_gap(rows)}
+
     for horizon in horizons_days:
         inside = grid.followed(horizon)
         for model in grid.risk if inside.any() else ():
@@ -294,30 +297,23 @@ def over_time_rows(
             }
             if model in fine.risk:
                 on_knots = fine.alone(model).until(horizon).among(inside)
-                estimates |= _incidence_errors(on_knots, model)
+                gap = estimate(on_knots, model, gaps, hides_few=False)["gap"]
+                days, events = gap_days(on_knots.scored(model)), gap.events[:, -1:]
+                error = mean_distance(gap.value, days)[:, None]
+                nothing = np.zeros((0, *error.shape))
+                own = Estimate(error, nothing, events, gap.subjects[-1:])
+                estimates["aj"] = own
+                if len(gap.samples):  # what it would be by chance
+                    apart = mean_distance(gap.samples - gap.value, days)
+                    undefined = np.isnan(apart).mean(axis=0) > 0.05
+                    chance = np.nanquantile(np.where(undefined, 0.0, apart), 0.95, axis=0)
+                    chance = np.where(undefined, np.nan, chance)
+                    estimates["aj_null"] = replace(own, value=chance[:, None])
             at_end = replace(part, horizons_days=part.horizons_days[-1:])
             for name, one in estimates.items():
                 for e, cause in enumerate(causes):
                     out += long_rows(at_end, one.of_cause(e), model=model, cause=cause, metric=name)
     return out
-
-
-def _incidence_errors(part: Comparison, model: str) -> dict[str, Estimate]:
-    """AJ error up to the last day, and what it would be by chance, each (causes, 1)."""
-    gaps = estimate(part, model, lambda rows: {"gap": incidence_gap(rows)}, hides_few=False)
-    gap, days = gaps["gap"], gap_days(part.scored(model))
-    events = gap.events[:, -1:]
-    error = mean_distance(gap.value, days)[:, None]
-    own = Estimate(error, np.zeros((0, *error.shape)), events, gap.subjects[-1:])
-    if not len(gap.samples):
-        return {"aj": own}
-    apart = mean_distance(gap.samples - gap.value, days)
-    undefined = np.isnan(apart).mean(axis=0) > 0.05
-    chance = np.nanquantile(np.where(undefined, 0.0, apart), 0.95, axis=0)
-    return {
-        "aj": own,
-        "aj_null": replace(own, value=np.where(undefined, np.nan, chance)[:, None]),
-    }
 
 
 def nll_row(scope: Comparison, nll: Floats, *, model: str, cause: str) -> MetricRow[int]:

@@ -50,14 +50,7 @@ from ehrsequencing.predictors.from_file import FromFile
 from ehrsequencing.predictors.predictor import Predictor, risks_and_likelihoods
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.results.redaction import INDIVIDUAL
-from ehrsequencing.results.result_types import (
-    DecisionRow,
-    Exact,
-    IncidenceRow,
-    MetricRow,
-    SmoothRow,
-    SubgroupRow,
-)
+from ehrsequencing.results.result_types import Exact, MetricRow, PlaceRow
 
 GRID_POINTS = 12  # of the integrated Brier score
 Say = Callable[[str], None]
@@ -289,12 +282,12 @@ class Evaluation:
 
     def _curves(
         self, comparisons: Sequence[Comparison], progress: Say
-    ) -> tuple[list[SmoothRow[int]], Rows, list[DecisionRow[int]]]:
+    ) -> tuple[list[PlaceRow], Rows, list[PlaceRow]]:
         """Calibration curves, the metrics of smooth calibration, and decision curves."""
         causes, models = self.task.causes, self.strongest
-        smooth: list[SmoothRow[int]] = []
+        smooth: list[PlaceRow] = []
         indices: Rows = []
-        decision: list[DecisionRow[int]] = []
+        decision: list[PlaceRow] = []
         parts = [part for one in comparisons for part in one.alone(*models).parts() if len(part)]
         for number, part in enumerate(parts, start=1):
             progress(f"calibration, decision curves, {number} of {len(parts)}")
@@ -305,9 +298,9 @@ class Evaluation:
             decision += decision_rows(part, causes, models=models, thresholds=at)
         return smooth, indices, decision
 
-    def _incidence(self, risk: Floats, horizon_days: float) -> list[IncidenceRow[int]]:
+    def _incidence(self, risk: Floats, horizon_days: float) -> list[PlaceRow]:
         """Incidence by risk group at each landmark, up to the main horizon."""
-        rows: list[IncidenceRow[int]] = []
+        rows: list[PlaceRow] = []
         for one in self.table.comparisons({self.ours: risk}, self.grid):
             if one.landmark_days is not None and one.followed(horizon_days).any():
                 rows += incidence_rows(
@@ -315,7 +308,7 @@ class Evaluation:
                 )
         return rows
 
-    def _subgroups(self, comparison: Comparison) -> list[SubgroupRow[int]]:
+    def _subgroups(self, comparison: Comparison) -> list[PlaceRow]:
         at = self.records.at_landmark(comparison.landmark_days or 0)
         groups = groups_of_rows(self.records, self.source.vocabulary, chosen=at)
         return subgroup_rows(comparison, groups, self.task.causes, model=self.ours)

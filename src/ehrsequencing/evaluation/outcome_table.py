@@ -4,7 +4,6 @@ Outcomes with fewer than 50 events are pooled: their own numbers would be noise,
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -74,13 +73,26 @@ def evaluate_outcomes(
         (4, 1 + rows.resamples)
     )  # Σ cases × AUC, cases, observed and expected events of rare outcomes
     for done, one in enumerate(rows.outcomes(), start=1):
-        if (events := len(one.had)) >= FEWEST_EVENTS:
-            outcomes.append({"code": run.outcomes[one.number], "events": events, **one.numbers()})
+        events, auc, cases = len(one["had"]), one["auc"], one["cases"]
+        if events >= FEWEST_EVENTS:
+            # the mean over strata, each with weight 1 (Delphi-2M, Shmatko et al. 2025)
+            mean = divide(np.nansum(auc, axis=0), (~np.isnan(auc)).sum(axis=0))
+            had = int(cases[:, 0].sum())
+            ratio = divide(one["observed"], one["expected"])
+            outcomes.append(
+                {
+                    "code": run.outcomes[one["number"]],
+                    "events": events,
+                    "auc": _estimate(mean, had, had + one["others"]),
+                    "c": _estimate(one["c"], events, one["subjects"]),
+                    "oe": _estimate(ratio, events, one["subjects"], is_share=False),
+                }
+            )
         else:
-            won = (np.nan_to_num(one.auc) * one.cases).sum(axis=0)
-            rare += won, one.cases.sum(axis=0), one.observed, one.expected
-            people.update(one.had.tolist())
-            subjects = one.subjects
+            won = (np.nan_to_num(auc) * cases).sum(axis=0)
+            rare += won, cases.sum(axis=0), one["observed"], one["expected"]
+            people.update(one["had"].tolist())
+            subjects = one["subjects"]
         progress(done, len(run.outcomes))
     outcomes.sort(key=lambda row: -(row["auc"]["value"] or 0.0))
     pooled: dict[str, Any] = {"outcomes": len(run.outcomes) - len(outcomes)}
@@ -128,32 +140,11 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     )
 
 
-@dataclass(frozen=True)
-class OneOutcome:
-    """One outcome: estimates of the whole (first entry) and of every resample."""
-
-    number: int
-    had: Ints  # subjects with the event within the last horizon after a landmark
-    subjects: int  # at landmarks
-    others: int  # subjects who never have it: controls
-    auc: Floats  # (strata, 1 + resamples), NaN without a case or a control
-    cases: Floats  # (strata, 1 + resamples)
-    c: Floats  # (1 + resamples,) NaN where it was not computed
-    observed: Floats  # (1 + resamples,) at landmarks, within the last horizon
-    expected: Floats
-
-    def numbers(self) -> dict[str, Any]:
-        """AUC, C and O/E, each with its interval.
-
-        The AUC is the mean over strata, each with weight 1 (Delphi-2M, Shmatko et al. 2025).
-        """
-        cases, counts = int(self.cases[:, 0].sum()), (len(self.had), self.subjects)
-        mean = divide(np.nansum(self.auc, axis=0), (~np.isnan(self.auc)).sum(axis=0))
-        return {
-            "auc": _estimate(mean, cases, cases + self.others),
-            "c": _estimate(self.c, *counts),
-            "oe": _estimate(divide(self.observed, self.expected), *counts, is_share=False),
-        }
+#: One outcome, with estimates of the whole (first entry) and of every resample: its `number`; subjects who `had` the
+#: event within the last horizon after a landmark, of `subjects` at landmarks; `others` who never have it, the controls;
+#: `auc` (strata, 1 + resamples), NaN without a case or a control, of so many `cases`; `c`, NaN where not computed;
+#: events `observed` at landmarks within the last horizon, and `expected`.
+OneOutcome = dict[str, Any]
 
 
 class OutcomeRows:
@@ -254,16 +245,18 @@ class OutcomeRows:
         c = np.full(len(self.weights), np.nan)
         if len(had) >= FEWEST_EVENTS:
             c = self._c(risk[:, 1], stop, is_event)
-        return OneOutcome(
-            number,
-            had,
-            len(np.unique(self.subject[at])),
-            len(self.subject_ids) - len(np.unique(self.subject[row])),
-            *self.auc(number, risk[:, 0]),
-            c,
-            per_subject @ seen.astype(np.float64),
-            per_subject @ expected,
-        )
+        auc, cases = self.auc(number, risk[:, 0])
+        return {
+            "number": number,
+            "had": had,
+            "subjects": len(np.unique(self.subject[at])),
+            "others": len(self.subject_ids) - len(np.unique(self.subject[row])),
+            "auc": auc,
+            "cases": cases,
+            "c": c,
+            "observed": per_subject @ seen.astype(np.float64),
+            "expected": per_subject @ expected,
+        }
 
     def auc(self, number: int, score: Floats32) -> tuple[Floats, Floats]:
         """AUC within sex and age of anybody's scores.

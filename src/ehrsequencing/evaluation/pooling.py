@@ -356,7 +356,12 @@ def walk(
     """
     run = opened(run)
     again = Again.of_run(run, data=data, prepared=prepared, settings=settings)
-    divisions = _windows(again) if over == "date" else _sites(again)
+    divisions = _sites(again) if over == "site" else []
+    # windows for the main horizon; where the task names none, for the longest that leaves room for two of them
+    main = run.task.main_horizon
+    longest = [main] if main else [*reversed(run.task.horizons)]
+    while over == "date" and longest and len(divisions) < 2:
+        divisions = _windows_of(again, longest.pop(0))
     if len(divisions) < 2:
         raise EhrseqError(
             "there is no room for two steps",
@@ -378,16 +383,6 @@ def walk(
         for label, one in steps.items()
     ]
     return redact_rows(pooled, is_simulated=bool(again.store.manifest.get("simulated")))
-
-
-def _windows(again: Again) -> list[Division]:
-    """Windows for the main horizon; where the task names none, for the longest that leaves room for two of them."""
-    task = again.run.task
-    longest = [task.main_horizon] if task.main_horizon else [*reversed(task.horizons)]
-    windows = list[Division]()
-    while longest and len(windows) < 2:
-        windows = _windows_of(again, longest.pop(0))
-    return windows
 
 
 def _windows_of(again: Again, horizon_days: float) -> list[Division]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -25,7 +25,7 @@ from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.predictors.history import fit_feature_spec, history_features
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.vocabulary import Vocabulary
-from ehrsequencing.results.result_types import Interval, SubgroupRow
+from ehrsequencing.results.result_types import Interval, PlaceRow
 
 AGE_EDGES_YEARS = (20, 30, 40, 50, 60, 70, 80, 90)
 MOST_LEVELS = 12  # of one family of codes, the most frequent ones
@@ -40,7 +40,7 @@ def subgroup_rows(
     causes: Sequence[str],
     *,
     model: str,
-) -> list[SubgroupRow[int]]:
+) -> list[PlaceRow]:
     """Rows of `subgroups`: size, events, O/E, AUC and Brier score of every level of every group.
 
     A level also has the differences of its metrics to those of the largest level, on the same resamples, where at least
@@ -65,7 +65,7 @@ def subgroup_rows(
             largest = largest or estimates
             for e, h in np.ndindex(len(causes), len(part.horizons_days)):
                 own = estimates["auc"]
-                row: SubgroupRow[int] = {
+                row: PlaceRow = {
                     "landmark_days": part.landmark_days,
                     "cause": causes[e],
                     "horizon_days": float(part.horizons_days[h]),
@@ -85,7 +85,7 @@ def subgroup_rows(
                         f"{name}_difference": _value(one.minus(largest[name]), (e, h))
                         for name, one in estimates.items()
                     }
-                out.append(cast(SubgroupRow[int], {**row, **less}))
+                out.append({**row, **less})
     return out
 
 

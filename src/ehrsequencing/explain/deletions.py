@@ -209,7 +209,12 @@ def change(
         names = [names[k] for k in order[: MOST_CODES - 1]]
         masks = [masks[k] for k in order[: MOST_CODES - 1]]
         masks.append(new & ~np.any(masks, axis=0))
-    orders = _orders(len(masks), most=most // MOST_CODES)
+    # all orders, or some that are drawn and their reverses: unbiased for the Shapley values
+    orders = [*itertools.permutations(range(len(masks) if len(masks) <= EXACT_CODES else 0))]
+    if len(masks) > EXACT_CODES:
+        rng, pairs = np.random.default_rng(_SEED), max(min(ORDERS, most // MOST_CODES) // 2, 1)
+        drawn = [tuple(rng.permutation(len(masks)).tolist()) for _ in range(pairs)]
+        orders = [*drawn, *(order[::-1] for order in drawn)]
     subsets = list(
         dict.fromkeys(frozenset(order[:n]) for order in orders for n in range(len(masks) + 1))
     )
@@ -229,12 +234,3 @@ def change(
         table.append(Part(float(parts[-1]), len(rows_of) - len(names)))
     table.sort(key=lambda one: -abs(one.change))
     return before, now, [Part(still - before, 0), *table]
-
-
-def _orders(n: int, *, most: int) -> list[tuple[int, ...]]:
-    """All orders of n codes, or at most some that are drawn and their reverses: unbiased for the Shapley values."""
-    if n <= EXACT_CODES:
-        return list(itertools.permutations(range(n)))
-    rng = np.random.default_rng(_SEED)
-    drawn = [tuple(rng.permutation(n).tolist()) for _ in range(max(min(ORDERS, most) // 2, 1))]
-    return [*drawn, *(order[::-1] for order in drawn)]

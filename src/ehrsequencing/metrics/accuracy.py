@@ -8,8 +8,6 @@ and a row censored before t weighs nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -114,21 +112,7 @@ def integrated_brier(rows: ScoredRows) -> Floats:
     return areas.sum(axis=-1) / (days[-1] - days[0])
 
 
-@dataclass(frozen=True)
-class DecisionCurve:
-    """Net benefit of treating by the model, and of treating everyone; treating nobody is 0."""
-
-    thresholds: (
-        Floats  # (thresholds,) or (causes, horizons, thresholds) risk from which one would act
-    )
-    net_benefit: Floats  # (..., causes, horizons, thresholds) true positives per row, less weighted false positives
-    treat_all: Floats  # (..., causes, horizons, thresholds) the same when acting on everyone
-    flagged: Floats  # (..., causes, horizons, thresholds) share of rows whose risk is at least the threshold
-    sensitivity: Floats  # (..., causes, horizons, thresholds) share of those with the event who are
-    ppv: Floats  # (..., causes, horizons, thresholds) share of the flagged rows that have the event by the horizon
-
-
-def decision_curve(rows: ScoredRows, thresholds: ArrayLike) -> DecisionCurve:
+def decision_curve(rows: ScoredRows, thresholds: ArrayLike) -> dict[str, Floats]:
     """Net benefit (Vickers & Elkin 2006; with censoring and competing causes Vickers et al. 2008).
 
         NB(p) = TP(p) − (flagged(p) − TP(p)) · p / (1 − p),     TP(p) = (1 / n) Σ_{i: risk_i ≥ p} ω_i(t) y_i
@@ -142,7 +126,10 @@ def decision_curve(rows: ScoredRows, thresholds: ArrayLike) -> DecisionCurve:
         thresholds: (thresholds,), or (causes, horizons, thresholds) of each cell; strictly between 0 and 1.
 
     Returns:
-        The curves, with a leading resample axis for a block of weights.
+        Each (causes, horizons, thresholds), with a leading resample axis for a block of weights: `net_benefit` is true
+        positives per row, less weighted false positives; `treat_all` the same when acting on everyone (on nobody it is
+        0); `flagged` the share of rows whose risk is at least the threshold, `sensitivity` of those with the event,
+        `ppv` the share of the flagged rows that have the event by the horizon.
 
     Raises:
         EhrseqError: A threshold outside (0, 1).
@@ -176,8 +163,7 @@ def decision_curve(rows: ScoredRows, thresholds: ArrayLike) -> DecisionCurve:
         "sensitivity": sensitivity,
         "ppv": ppv,
     }
-    covered = {name: rows.finish(rows.where_covered(values)) for name, values in found.items()}
-    return DecisionCurve(at, **covered)
+    return {name: rows.finish(rows.where_covered(values)) for name, values in found.items()}
 
 
 RECORDS = (

@@ -13,7 +13,7 @@ from typing import Any
 from ehrsequencing.config import DAYS_PER_YEAR
 from ehrsequencing.reporting.chart import Chart, Curve, Estimate, Figure, ticks
 from ehrsequencing.reporting.wording import duration, percent, percent_mark, plain, with_interval
-from ehrsequencing.results.result_types import IncidenceRow
+from ehrsequencing.results.result_types import PlaceRow
 
 _MOST_LETTERS = 40  # of a name beside its row
 
@@ -198,7 +198,7 @@ def group_names(groups: Sequence[Mapping[str, Any]]) -> Sequence[str]:
     return [f"{word} {size / sum(sizes):.0%}" for word, size in zip(words, sizes, strict=True)]
 
 
-def incidence(row: IncidenceRow[int | str]) -> Figure | None:
+def incidence(row: PlaceRow) -> Figure | None:
     """Cumulative incidence by risk group: observed (solid, with its 95 % band) and predicted (dashed).
 
     The numbers at risk are below, at the days of `tick_days`, the last of which is the horizon.

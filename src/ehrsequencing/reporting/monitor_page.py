@@ -47,7 +47,8 @@ def render_monitor(watch: Watch) -> str:
 
 def night_line(watch: Watch) -> Shareable[dict[str, Any]]:
     """What may leave the host every night: for `--json` and Prometheus."""
-    last = watch.months[-1].expected[:, 0] if watch.months else [None] * 3
+    last = watch.months[-1]["expected"][:, 0].tolist() if watch.months else [np.nan] * 3
+    last = [None if np.isnan(one) else one for one in last]
     facts = {
         "run": watch.run,
         "verdict": watch.verdict,
@@ -55,18 +56,12 @@ def night_line(watch: Watch) -> Shareable[dict[str, Any]]:
         "since": None if watch.alarm_day is None else day_text(watch.alarm_day),
         "action": watch.action,
         "threshold": watch.threshold,
-        **dict(
-            zip(("expected_c", "expected_brier", "expected_ipa"), map(_known, last), strict=True)
-        ),
+        **dict(zip(("expected_c", "expected_brier", "expected_ipa"), last, strict=True)),
         "drift": watch.history[-1][1],
         "drift_since_last_quarter": watch.history[-1][2],
     }
     counts = watch.observed[:, 0], watch.expected[:, 0]
     return redact_night(facts, watch.days, *counts, watch.evidence.total)
-
-
-def _known(value: float | None) -> float | None:
-    return None if value is None or np.isnan(value) else float(value)
 
 
 def prometheus(watch: Watch) -> str:
@@ -108,12 +103,12 @@ def _figures(watch: Watch) -> dict[str, Figure]:
             alarm=[] if watch.alarm_day is None else [float(watch.alarm_day)],
         )
     if watch.months:
-        days = [float(month.start_day + START_EVERY / 2) for month in watch.months]
-        value, low, high = np.array([month.expected[0] for month in watch.months]).T.tolist()
+        days = [float(month["start_day"] + START_EVERY / 2) for month in watch.months]
+        value, low, high = np.array([month["expected"][0] for month in watch.months]).T.tolist()
         realised = [
-            (day, Estimate(1, "realised", *month.realised[0].tolist()))
+            (day, Estimate(1, "realised", *month["realised"][0].tolist()))
             for day, month in zip(days, watch.months, strict=True)
-            if month.realised is not None
+            if month["realised"] is not None
         ]
         curve, title = (
             Curve(0, "expected", days, value, low, high),
@@ -153,9 +148,9 @@ def _tables(watch: Watch) -> list[Table]:
                     "not yet"
                     if found is None
                     else with_interval(found[k, 0], found[k, 1], found[k, 2], ".3f")
-                    for found in (month.expected, month.realised)
+                    for found in (month["expected"], month["realised"])
                 ]
-                rows.append((day_text(month.start_day), f"{month.people}", name, *cells))
+                rows.append((day_text(month["start_day"]), str(month["people"]), name, *cells))
         heads = ("Four weeks from", "People", "", "Expected", "Realised")
         tables.append(("Accuracy by the main horizon", heads, rows))
     return tables

@@ -1,7 +1,6 @@
 """The page's figures from metrics and published counts: no count is drawn that may not be printed."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -11,32 +10,18 @@ from ehrsequencing.reporting.chart import Curve, Estimate, Figure
 from ehrsequencing.reporting.patient import moved, patient_figure, patient_of
 from ehrsequencing.reporting.scores import Scores, Shown
 from ehrsequencing.reporting.wording import duration, from_landmark, size
-from ehrsequencing.results.result_types import (
-    DecisionRow,
-    EpochRow,
-    Shared,
-    Trajectory,
-    place_of,
-)
+from ehrsequencing.results.result_types import EpochRow, PlaceRow, Shared, Trajectory, place_of
 
-
-@dataclass(frozen=True)
-class Panel:
-    """One figure of a landmark, cause and horizon; None where it would show a small count.
-
-    Attributes:
-        note: Values of the sentence under the figure; its `kind` names the macro of `sentences.html.jinja`.
-    """
-
-    cause: str
-    caption: str
-    figure: Figure | None
-    note: Mapping[str, Any] | None = None
+#: One figure of a landmark, cause and horizon: `cause`, `caption`, `figure` (None where it would show a small count),
+#: and in some a `note`, the values of the sentence under it; its `kind` names the macro of `sentences.html.jinja`.
+Panel = dict[str, Any]
 
 
 def by_cause(m: Shared, drawn: Sequence[Panel]) -> list[tuple[str, list[Panel]]]:
     """Figures under their causes, the cause of interest first."""
-    grouped = [(cause, [panel for panel in drawn if panel.cause == cause]) for cause in m["causes"]]
+    grouped = [
+        (cause, [panel for panel in drawn if panel["cause"] == cause]) for cause in m["causes"]
+    ]
     return [(cause, some) for cause, some in grouped if some]
 
 
@@ -133,7 +118,7 @@ def calibrations(m: Shared, table: Scores, shown: Shown) -> list[Panel]:
         note: dict[str, Any] | None = None
         if ici is not None and ici["value"] is not None:
             note = {"kind": "calibration", "ici": ici, "chance": chance and chance["value"]}
-        drawn.append(Panel(row["cause"], where, figure, note))
+        drawn.append({"cause": row["cause"], "caption": where, "figure": figure, "note": note})
     return drawn
 
 
@@ -176,11 +161,11 @@ def decisions(m: Shared, models: Sequence[str], shown: Shown) -> list[Panel]:
                 "row": row,
                 "shown": figures.spread_over(row["thresholds"]),
             }
-        drawn.append(Panel(row["cause"], where, figure, note))
+        drawn.append({"cause": row["cause"], "caption": where, "figure": figure, "note": note})
     return drawn
 
 
-def _net_benefit(row: DecisionRow[int | str], kind: int) -> Curve:
+def _net_benefit(row: PlaceRow, kind: int) -> Curve:
     """A decision curve where it is defined, with its band where it has one."""
     points = zip(row["thresholds"], row["net_benefit"], strict=True)
     x, y = _columns([(x, y) for x, y in points if y is not None], 2)

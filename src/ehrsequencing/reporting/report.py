@@ -72,7 +72,7 @@ def answer(m: Shared, scores: Scores, shown: Shown) -> dict[str, object]:
         "patients": [*had[-1:], *free[:1]] if had and free else patients[:2],
         "main": {
             "calibration": panels.calibrations(only, scores, shown)[:2],
-            "decision": [panel for panel in decisions if panel.cause == m["causes"][0]],
+            "decision": [panel for panel in decisions if panel["cause"] == m["causes"][0]],
         },
         "forest": forest(scores, shown),
         "groups": subgroup_figures(m, scores, shown),
@@ -273,7 +273,12 @@ def _details(m: Shared, scores: Scores, shown: Mapping[Any, str]) -> dict[str, o
         "weightings": tables.weightings(scores),
         "incidences": by_cause(
             [
-                panels.Panel(row["cause"], panels.caption(row, shown), figures.incidence(row))
+                {
+                    "cause": row["cause"],
+                    "caption": panels.caption(row, shown),
+                    "figure": figures.incidence(row),
+                    "note": None,
+                }
                 for row in m["incidence"]
             ]
         ),

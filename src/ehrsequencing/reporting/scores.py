@@ -5,7 +5,6 @@ In: the content of `metrics.json`. Out: cells and cases; the sentences are in `a
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ehrsequencing.core.disclosure import TOO_FEW
@@ -34,16 +33,6 @@ _ABSENT: Row = {
     "subjects": 0,
     "events": 0,
 }
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One value of the metric table."""
-
-    state: str  # value | undefined | absent | hidden
-    text: str = ""
-    interval: str = ""
-    off: bool = False
 
 
 class Scores:
@@ -114,17 +103,6 @@ class Scores:
         )
         return row["reason"] == TOO_FEW
 
-    def weightings_disagree(self, *place: Any) -> bool:
-        """Whether our O/E or slope without the history lies outside of its interval with it."""
-        for metric in ("oe", "slope"):
-            ours = self.values.get((self.models[0], *place, metric), _ABSENT)
-            other = self.marginal.get((self.models[0], *place, metric), _ABSENT)["value"]
-            if None not in (other, ours["low"], ours["high"]) and not (
-                ours["low"] <= other <= ours["high"]  # type: ignore[operator]
-            ):
-                return True
-        return False
-
     def strongest(self) -> str | None:
         """The baseline with the best likelihood on the tuning subjects; the first one where a run chose none."""
         named = self.m["strongest"]
@@ -173,7 +151,9 @@ class Scores:
                     out.setdefault(cause, []).append(block)
         return list(out.items())
 
-    def _rows(self, place: Place, columns: Sequence[str]) -> list[tuple[int, str, list[Cell]]]:
+    def _rows(
+        self, place: Place, columns: Sequence[str]
+    ) -> list[tuple[int, str, list[dict[str, Any]]]]:
         """(mark, model, cells) of each model that has any of the metrics there."""
         rows = []
         for kind, name in enumerate(self.models):
@@ -189,12 +169,15 @@ class Scores:
         return self.values.get((model, *place, name), _ABSENT)["value"]
 
 
-def _metric_cell(row: Row | None, chance: float | None) -> Cell:
-    """One value of the metric table; `off` where it is not what a calibrated model shows."""
+def _metric_cell(row: Row | None, chance: float | None) -> dict[str, Any]:
+    """One value of the metric table: `state` (value, undefined, absent, hidden), and `text`.
+
+    A value has its `interval`, and is `off` where it is not what a calibrated model shows.
+    """
     if row is None or row["value"] is None:
         hidden = row is not None and row.get("hidden")
         state = "absent" if row is None else "hidden" if hidden else "undefined"
-        return Cell(state, str(row["reason"]) if row is not None and hidden else "")
+        return {"state": state, "text": str(row["reason"]) if row is not None and hidden else ""}
     metric, value, low, high = row["metric"], row["value"], row["low"], row["high"]
     known = METRICS.get(metric)
     digits, scale = (4, 1.0) if known is None else (known.digits, known.scale)
@@ -203,7 +186,12 @@ def _metric_cell(row: Row | None, chance: float | None) -> Cell:
     off = target is not None and low is not None and high is not None and not low <= target <= high
     off |= metric == "ks_p" and value < 0.05
     off |= chance is not None and value > chance
-    return Cell("value", number(scale * value, f"z.{digits}f"), around or row["reason"] or "", off)
+    return {
+        "state": "value",
+        "text": number(scale * value, f"z.{digits}f"),
+        "interval": around or row["reason"] or "",
+        "off": off,
+    }
 
 
 # ------------------------------------------------------------------------------------------------- the answer in words
@@ -243,8 +231,15 @@ def cause_verdict(table: Scores, cause: str, shown: Shown) -> Case:
     if low is not None and high is not None and not low <= 1 <= high:
         misfits.append("slope")
     case["misfits"] = misfits
-    if case["misfits"] and table.weightings_disagree(landmark, cause, horizon):
-        case["misfits"] = []  # what they would say depends on how drop-out is weighted
+    # what they would say must not depend on how drop-out is weighted
+    for name in ("oe", "slope"):
+        low, high = rows[name]["low"], rows[name]["high"]
+        place = (table.models[0], landmark, cause, horizon, name)
+        other = table.marginal.get(place, _ABSENT)["value"]
+        if other is None or low is None or high is None:
+            continue
+        if not low <= other <= high:
+            case["misfits"] = []
     rival = table.strongest()
     theirs = table.values.get((rival, landmark, cause, horizon, "oe"), _ABSENT)["value"]
     rank, risks, error = _rank(rows["c"]), _risks(rows["oe"]), _error(rows["ipa"])

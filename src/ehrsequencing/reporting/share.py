@@ -14,7 +14,6 @@ from ehrsequencing.config import (
     EvaluationConfig,
     PretrainingConfig,
     SplitsConfig,
-    StudyConfig,
     TransferConfig,
     format_days,
 )
@@ -102,7 +101,15 @@ def share_run(
             write_bytes(folder / name, (run.folder / name).read_bytes())
         if run.training_people:
             write_shareable(folder / PEOPLE, redact_people(run.training_people))
-        write_settings(folder / "config.yaml", settings_to_share(run.study))
+        # the settings without what tells of the place: dates of extraction, names of sites, paths
+        index = run.task.index
+        if index.file is not None:
+            index = index.model_copy(update={"file": NOT_SHARED})
+        kept: dict[str, object] = {"task": run.task.model_copy(update={"index": index})}
+        kept |= {"data": run.study.data.model_copy(update={"extracted": None})}
+        kept |= {"splits": SplitsConfig(), "evaluation": EvaluationConfig()}
+        kept |= {"pretraining": PretrainingConfig(), "transfer": TransferConfig()}
+        write_settings(folder / "config.yaml", run.study.model_copy(update=kept))
         metrics = read_result(run.folder) or Shareable[Shared]()  # nothing tells of nobody
         for name in (CARD, APPLIED_CARD):
             card = partial(model_card, run=run, name=name, license_id=license_id)
@@ -113,23 +120,6 @@ def share_run(
         facts = _manifest(run, folder) | {"made_of": digest(made_of(**made))}
         write_manifest(folder, facts, required=required)
         return sorted(path.name for path in folder.iterdir())
-
-
-def settings_to_share(study: StudyConfig) -> StudyConfig:
-    """The settings without what tells of the place: dates of extraction, names of sites, paths."""
-    task = study.task
-    if task is not None and task.index.file is not None:
-        task = task.model_copy(update={"index": task.index.model_copy(update={"file": NOT_SHARED})})
-    return study.model_copy(
-        update={
-            "data": study.data.model_copy(update={"extracted": None}),
-            "task": task,
-            "splits": SplitsConfig(),
-            "evaluation": EvaluationConfig(),
-            "pretraining": PretrainingConfig(),
-            "transfer": TransferConfig(),
-        }
-    )
 
 
 def _manifest(run: Run, folder: Path) -> dict[str, object]:

@@ -20,7 +20,7 @@ from ehrsequencing.reporting.wording import (
     size,
     with_interval,
 )
-from ehrsequencing.results.result_types import Shared, SubgroupRow, place_of
+from ehrsequencing.results.result_types import PlaceRow, Shared, place_of
 
 _INPUTS = {
     "unknown_token_rate": "recorded codes without a token",
@@ -115,7 +115,7 @@ def subgroups(m: Shared, shown: Shown) -> list[dict[str, Any]]:
     return out
 
 
-def subgroup_rows(m: Shared) -> list[SubgroupRow[int | str]]:
+def subgroup_rows(m: Shared) -> list[PlaceRow]:
     """The subgroups that the report shows: the cause of interest, at each landmark, by the main horizon.
 
     All landmarks, causes and horizons are in `metrics.json`. Showing one horizon keeps the tables readable.
