@@ -134,24 +134,29 @@ def test_each_control_works(open_page: Opener, explorer_page: str) -> None:
         shown.wait_for_timeout(60)
         assert shown.locator(selector).inner_html() != before, selector
 
-    changes("#sentence", lambda: shown.select_option("#cause", "1"))
-    changes("#sentence", lambda: shown.select_option("#horizon", "0"))
-    changes("#histogram", lambda: shown.select_option("#moment", "1"))
-    shown.select_option("#cause", "0")
-    shown.select_option("#moment", "0")
-    for order in ("patient", "change", "surprise", "risk"):
-        changes("#rows", lambda order=order: shown.click(f"[data-order={order}]"))
-    changes("#name", lambda: shown.click("#rows .row >> nth=4"))
-    changes("#targets", lambda: shown.click("[data-kind=visits]"))
-    changes("#targets", lambda: shown.click("[data-kind=codes]"))
-    changes("#targets", lambda: shown.fill("#filter", "LAB"))
-    changes("#targets", lambda: shown.fill("#filter", ""))
-    changes("#edit", lambda: shown.click("#targets .strike >> nth=1"))
-    changes("#edit", lambda: shown.click("#undo"))
-    shown.click("#targets .strike >> nth=0")
-    changes("#edit", lambda: shown.click("#clear"))
-    changes("#rows", lambda: shown.fill("#search", "P03"))
-    changes("#rows", lambda: shown.fill("#search", ""))
+    for selector, act in [
+        ("#sentence", lambda: shown.select_option("#cause", "1")),
+        ("#sentence", lambda: shown.select_option("#horizon", "0")),
+        ("#histogram", lambda: shown.select_option("#moment", "1")),
+        ("#sentence", lambda: shown.select_option("#cause", "0")),
+        ("#histogram", lambda: shown.select_option("#moment", "0")),
+        ("#rows", lambda: shown.click("[data-order=patient]")),
+        ("#rows", lambda: shown.click("[data-order=change]")),
+        ("#rows", lambda: shown.click("[data-order=surprise]")),
+        ("#rows", lambda: shown.click("[data-order=risk]")),
+        ("#name", lambda: shown.click("#rows .row >> nth=4")),
+        ("#targets", lambda: shown.click("[data-kind=visits]")),
+        ("#targets", lambda: shown.click("[data-kind=codes]")),
+        ("#targets", lambda: shown.fill("#filter", "LAB")),
+        ("#targets", lambda: shown.fill("#filter", "")),
+        ("#edit", lambda: shown.click("#targets .strike >> nth=1")),
+        ("#edit", lambda: shown.click("#undo")),
+        ("#edit", lambda: shown.click("#targets .strike >> nth=0")),
+        ("#edit", lambda: shown.click("#clear")),
+        ("#rows", lambda: shown.fill("#search", "P03")),
+        ("#rows", lambda: shown.fill("#search", "")),
+    ]:
+        changes(selector, act)
     box = shown.locator("#histogram svg").bounding_box()
     shown.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + 60)
     shown.mouse.down()

@@ -120,31 +120,6 @@ def test_indices_are_inverted_quantiles() -> None:
         assert [e50, e90] == quantiles.tolist()
 
 
-@pytest.mark.parametrize("n", [46, 400])
-def test_intervals_of_slopes_are_those_of_full_newton_fits(n: int) -> None:
-    rows = cohort(7, n, stretch=1.4)
-    weights = np.random.default_rng(1).multinomial(n, np.full(n, 1 / n), size=300)
-    block = ScoredRows.of(rows.duration_days, rows.cause, rows.risk, HORIZONS, weights=weights)
-    full = np.full((2, 300), np.nan)
-    x, y, known = logit(rows.risk[:, 0, 1]), block.has_event_by(1)[0], block.known_weights[1]
-    for r, weight in enumerate(known):  # Newton's method by the book, from 0, until it stands still
-        for fit, design, offset in ((0, np.ones((n, 1)), x), (1, np.column_stack([np.ones(n), x]), 0.0)):
-            beta = np.zeros(design.shape[1])
-            for _ in range(12):
-                mean = expit(design @ beta + offset)
-                information = (design * (weight * mean * (1 - mean))[:, None]).T @ design
-                beta += np.linalg.solve(information, design.T @ (weight * (y - mean)))
-            full[fit, r] = beta[-1]
-    for found, reference in zip(calibration_intercept_slope(block), full, strict=True):
-        own = found[:, 0, 1]
-        reached = np.isfinite(own)  # the follow-up of the others ends before
-        np.testing.assert_allclose(own[reached], reference[reached], atol=5e-6)
-        limits = np.quantile(own[reached], [0.025, 0.975])
-        np.testing.assert_allclose(limits, np.quantile(reference[reached], [0.025, 0.975]), atol=1e-4)
-        assert reached.sum() > 200
-        assert limits[1] - limits[0] > 0.1
-
-
 def test_resamples_without_a_maximum_are_undefined_and_the_others_are_fitted() -> None:
     rng = np.random.default_rng(5)
     outcome = np.repeat([0.0, 1.0], [27, 3])

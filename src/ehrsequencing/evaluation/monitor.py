@@ -269,8 +269,13 @@ def _account(journal: Journal, version: str, key: object) -> tuple[dict[str, Any
         if known["key"] == digest(key):
             return account, known
     first_us = min(night.known_us for night in journal.nights if night.run == version)
-    process: Any = {"key": digest(key), "first_day": first_us // DAY_US}
-    process |= {"observed": [], "expected": [], "drift": []}
+    process: Any = {
+        "key": digest(key),
+        "first_day": first_us // DAY_US,
+        "observed": [],
+        "expected": [],
+        "drift": [],
+    }
     account["processes"].append(process)
     return account, process
 

@@ -377,11 +377,14 @@ def walk(
     pooled = pool(
         run.task.heading, {label: rows_by_place(own, OURS) for label, own in rows.items()}
     )
-    pooled |= {"over": over, "note": NOTE}
-    pooled["steps"] = [
-        {"step": label, "train": one["train_subjects"], "subjects": one["held_out_subjects"]}
-        for label, one in steps.items()
-    ]
+    pooled |= {
+        "over": over,
+        "note": NOTE,
+        "steps": [
+            {"step": label, "train": one["train_subjects"], "subjects": one["held_out_subjects"]}
+            for label, one in steps.items()
+        ],
+    }
     return redact_rows(pooled, is_simulated=bool(again.store.manifest.get("simulated")))
 
 

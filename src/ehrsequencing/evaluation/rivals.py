@@ -264,13 +264,18 @@ class ModelRows:
         column = np.searchsorted(self.knots_days, days)
         for place, at in places:
             rows = slice(None) if place is None else at
-            clock = None if marginal else self._clock(at)
+            subject, duration = self.rows.subject[at], self.rows.duration_days[at]
+            cause, clock = self.rows.cause[at].astype(np.int64), None
+            if not marginal and self.dropout is not None and self.dropout.is_by_history:
+                of, since, paths = self.weights.clock, self.since_days[at], self.dropout.paths
+                made = HistoryClock(of.dropout, of.support_days, since, paths, subject)
+                clock = made.refused(self.horizons_days, duration, cause)
             enough = max(FEWEST_RESAMPLES, MOST_DRAWN // max(len(at), 1))  # for which there is time
             yield Comparison(
                 place,
-                self.rows.subject[at],
-                self.rows.duration_days[at],
-                self.rows.cause[at].astype(np.int64),
+                subject,
+                duration,
+                cause,
                 days,
                 {name: selected(risk, rows, column) for name, risk in risks.items()},
                 self.draws[:enough],
@@ -307,17 +312,6 @@ class ModelRows:
                     f"{counted} prediction times {where} would weigh more than 20, and weigh 20."
                 )
         return found
-
-    def _clock(self, at: Ints) -> HistoryClock | None:
-        """G of some rows by their histories; None where leaving does not depend on them."""
-        if self.dropout is None or not self.dropout.is_by_history:
-            return None
-        clock, subject = self.weights.clock, self.rows.subject[at]
-        made = HistoryClock(
-            clock.dropout, clock.support_days, self.since_days[at], self.dropout.paths, subject
-        )
-        duration, cause = self.rows.duration_days[at], self.rows.cause[at].astype(np.int64)
-        return made.refused(self.horizons_days, duration, cause)
 
     def _expected(
         self, risks: Mapping[str, Floats], rows: Ints | slice, clock: HistoryClock | None

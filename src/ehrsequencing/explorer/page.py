@@ -215,10 +215,10 @@ def _patient_arrays(explorer: Explorer) -> tuple[dict[str, NDArray[np.generic]],
     arrays: dict[str, NDArray[np.generic]] = {
         name: differences(values) for name, values in running.items()
     }
-    arrays["risk"] = differences(quantised(patients.risk).ravel(), 16)
-    coded = dict.fromkeys(arrays, "differences")
+    coded = dict.fromkeys([*arrays, "risk"], "differences")
     _, sex = np.unique(patients.sex, return_inverse=True)
     arrays |= {
+        "risk": differences(quantised(patients.risk).ravel(), 16),
         "age": np.where(
             np.isnan(age), TOP, np.round(np.nan_to_num(np.maximum(age, -100)) * 10)
         ).astype(np.uint16),

@@ -23,8 +23,13 @@ Table = tuple[str, tuple[str, ...], list[tuple[str, ...]]]  # heading, columns, 
 
 def rendered_page(*, searchable: bool = False, **content: Any) -> str:
     """A page of `page.html.jinja`."""
-    page: dict[str, Any] = {"lines": (), "forests": {}, "panels": (), "version": __version__}
-    page["search"] = ""
+    page: dict[str, Any] = {
+        "lines": (),
+        "forests": {},
+        "panels": (),
+        "version": __version__,
+        "search": "",
+    }
     if searchable:
         script = (Path(__file__).parent / "templates" / "search.js").read_text(encoding="utf-8")
         page |= {"search": Markup(script), "policy": f"script-src {hashed(script)}; "}

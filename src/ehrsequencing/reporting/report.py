@@ -19,6 +19,7 @@ from markupsafe import Markup
 from ehrsequencing.core.files import Page, Shareable, write_bytes
 from ehrsequencing.evaluation.context import QUESTIONS
 from ehrsequencing.metrics.registry import METRICS, in_columns
+from ehrsequencing.predictors.blend import STACKED
 from ehrsequencing.reporting import figures, panels, tables
 from ehrsequencing.reporting.chart import Figure, swatch
 from ehrsequencing.reporting.scores import (
@@ -210,12 +211,20 @@ def _drawn(m: Mapping[str, Any], page: str) -> str:
     clean = _clean(m)
     shown, scores = count_texts(clean), Scores(clean)
     content = answer(clean, scores, shown) if page == ANSWER else _details(clean, scores, shown)
-    content |= {"m": clean, "shown": shown, "oracle": clean["oracle"], "models": scores.models}
-    content |= {"strongest": scores.strongest(), "undefined": scores.undefined}
-    content["swatches"] = [Markup(swatch(k)) for k in range(len(scores.models))]
-    content["metrics"] = {metric.key: metric for metric in in_columns(METRICS.values())}
-    content |= {"training": panels.training(clean["history"]), "ANSWER": ANSWER, "DETAILS": DETAILS}
-    content["OTHER"] = DETAILS if page == ANSWER else ANSWER
+    content |= {
+        "m": clean,
+        "shown": shown,
+        "oracle": clean["oracle"],
+        "models": scores.models,
+        "strongest": scores.strongest(),
+        "undefined": scores.undefined,
+        "swatches": [Markup(swatch(k)) for k in range(len(scores.models))],
+        "metrics": {metric.key: metric for metric in in_columns(METRICS.values())},
+        "training": panels.training(clean["history"]),
+        "ANSWER": ANSWER,
+        "DETAILS": DETAILS,
+        "OTHER": DETAILS if page == ANSWER else ANSWER,
+    }
     return environment().get_template(_TEMPLATES[page]).render(content)
 
 
@@ -227,24 +236,30 @@ def count_texts(m: Shared) -> dict[tuple[Any, ...], str]:
         `("at_risk", landmark)`, `("evaluated", landmark, horizon)`, `("by", landmark, cause, horizon)`,
         `("curve", landmark, cause, horizon)` and `("external",)`.
     """
-    counts: dict[tuple[Any, ...], Any] = {}
-    for i, step in enumerate(m["attrition"]):
-        counts["flow", i] = step["subjects"]
-        counts["out", i] = step["excluded"]
-    counts |= {("subjects", split): count for split, count in m["data"]["subjects"].items()}
-    for split, events in m["events"].items():
-        counts |= {("events", split, name): count for name, count in events.items()}
-    for row in m["at_risk"]:
-        counts["at_risk", row["landmark_days"]] = row["subjects"]
-        for horizon, count in zip(m["horizons_days"], row["evaluated"], strict=True):
-            counts["evaluated", row["landmark_days"], horizon] = count
-        for cause, had in row["events"].items():
-            for horizon, count in zip(m["horizons_days"], had, strict=True):
-                counts["by", row["landmark_days"], cause, horizon] = count
-    for curve in m["smooth_calibration"]:
-        counts["curve", *place_of(curve)] = curve["n"]
-    if m["external"]:
-        counts["external",] = m["external"].get("subjects")
+    counts: dict[tuple[Any, ...], Any] = {
+        **{("flow", i): step["subjects"] for i, step in enumerate(m["attrition"])},
+        **{("out", i): step["excluded"] for i, step in enumerate(m["attrition"])},
+        **{("subjects", split): count for split, count in m["data"]["subjects"].items()},
+        **{
+            ("events", split, name): count
+            for split, events in m["events"].items()
+            for name, count in events.items()
+        },
+        **{("at_risk", row["landmark_days"]): row["subjects"] for row in m["at_risk"]},
+        **{
+            ("evaluated", row["landmark_days"], horizon): count
+            for row in m["at_risk"]
+            for horizon, count in zip(m["horizons_days"], row["evaluated"], strict=True)
+        },
+        **{
+            ("by", row["landmark_days"], cause, horizon): count
+            for row in m["at_risk"]
+            for cause, had in row["events"].items()
+            for horizon, count in zip(m["horizons_days"], had, strict=True)
+        },
+        **{("curve", *place_of(curve)): curve["n"] for curve in m["smooth_calibration"]},
+        ("external",): (m["external"] or {}).get("subjects"),
+    }
     return {
         key: f"{count:,}" if isinstance(count, int) else count
         for key, count in counts.items()
@@ -267,8 +282,6 @@ def _details(m: Shared, scores: Scores, shown: Mapping[Any, str]) -> dict[str, o
     """What only the page with the details prints."""
     by_cause = partial(panels.by_cause, m)
     return {
-        "inputs": tables.inputs(m, shown),
-        "immortal": tables.immortal_time(m),
         "follow_up": tables.follow_up(m, shown),
         "weightings": tables.weightings(scores),
         "incidences": by_cause(
@@ -290,8 +303,7 @@ def _details(m: Shared, scores: Scores, shown: Mapping[Any, str]) -> dict[str, o
         "decisions": by_cause(panels.decisions(m, scores.models, shown)),
         "subgroups": tables.subgroups(m, shown),
         "repeated": tables.repeated(m),
-        "weights": tables.blend_weights(m),
-        "without_network": tables.without_network(scores),
+        "without_network": scores.gap(STACKED, scores.main()[0], None, "nll"),
         "trajectories": [panels.trajectory(t) for t in m["trajectories"] if t["times_days"]],
         "audit": m["audit"],
         "settings": _flat(m["config"]),

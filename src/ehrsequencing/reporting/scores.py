@@ -217,10 +217,6 @@ def cause_verdict(table: Scores, cause: str, shown: Shown) -> Case:
         name: table.values.get((table.models[0], landmark, cause, horizon, name), _ABSENT)
         for name in ("c", "ipa", "oe", "slope", "ici", "ici_null", "ks_p", "aj", "aj_null")
     }
-    case: Case = {"cause": cause, "landmark": landmark, "horizon": horizon}
-    case |= {name: rows[name] for name in ("c", "ipa", "oe")}
-    case["events"] = shown.get(("by", landmark, cause, horizon))
-    case["subjects"] = shown.get(("evaluated", landmark, horizon))
     # which measures of calibration exceed chance
     value = {name: row["value"] for name, row in rows.items()}
     limits = [(name, value[name], value[f"{name}_null"]) for name in ("aj", "ici")]
@@ -230,7 +226,6 @@ def cause_verdict(table: Scores, cause: str, shown: Shown) -> Case:
         misfits.append("ks")
     if low is not None and high is not None and not low <= 1 <= high:
         misfits.append("slope")
-    case["misfits"] = misfits
     # what they would say must not depend on how drop-out is weighted
     for name in ("oe", "slope"):
         low, high = rows[name]["low"], rows[name]["high"]
@@ -239,23 +234,34 @@ def cause_verdict(table: Scores, cause: str, shown: Shown) -> Case:
         if other is None or low is None or high is None:
             continue
         if not low <= other <= high:
-            case["misfits"] = []
+            misfits = []
     rival = table.strongest()
     theirs = table.values.get((rival, landmark, cause, horizon, "oe"), _ABSENT)["value"]
     rank, risks, error = _rank(rows["c"]), _risks(rows["oe"]), _error(rows["ipa"])
-    if risks == "agree" and case["misfits"]:
+    if risks == "agree" and misfits:
         risks = "off"
     own = rows["oe"]["value"]
     # a rival that is at least half as far off, on the same side of 1
     if not (risks.startswith("too") and own and theirs and math.log(theirs) / math.log(own) >= 0.5):
         theirs = None
-    case["rival_oe"] = theirs
     poor = rank in ("too few", "undefined", "worse than chance", "chance", "poor")
     fails = poor or risks.startswith("too") or error == "larger"
-    mixed = error == "same" or rank == "unclear" or bool(case["misfits"])
-    state = "fails" if fails else "mixed" if mixed else "holds"
-    words = {"rank": rank, "risks": risks, "error": error, "rival": rival, "state": state}
-    return case | words
+    mixed = error == "same" or rank == "unclear" or bool(misfits)
+    return {
+        "cause": cause,
+        "landmark": landmark,
+        "horizon": horizon,
+        **{name: rows[name] for name in ("c", "ipa", "oe")},
+        "events": shown.get(("by", landmark, cause, horizon)),
+        "subjects": shown.get(("evaluated", landmark, horizon)),
+        "misfits": misfits,
+        "rival_oe": theirs,
+        "rank": rank,
+        "risks": risks,
+        "error": error,
+        "rival": rival,
+        "state": "fails" if fails else "mixed" if mixed else "holds",
+    }
 
 
 def declared(table: Scores) -> Case | None:

@@ -105,10 +105,14 @@ def share_run(
         index = run.task.index
         if index.file is not None:
             index = index.model_copy(update={"file": NOT_SHARED})
-        kept: dict[str, object] = {"task": run.task.model_copy(update={"index": index})}
-        kept |= {"data": run.study.data.model_copy(update={"extracted": None})}
-        kept |= {"splits": SplitsConfig(), "evaluation": EvaluationConfig()}
-        kept |= {"pretraining": PretrainingConfig(), "transfer": TransferConfig()}
+        kept: dict[str, object] = {
+            "task": run.task.model_copy(update={"index": index}),
+            "data": run.study.data.model_copy(update={"extracted": None}),
+            "splits": SplitsConfig(),
+            "evaluation": EvaluationConfig(),
+            "pretraining": PretrainingConfig(),
+            "transfer": TransferConfig(),
+        }
         write_settings(folder / "config.yaml", run.study.model_copy(update=kept))
         metrics = read_result(run.folder) or Shareable[Shared]()  # nothing tells of nobody
         for name in (CARD, APPLIED_CARD):

@@ -8,7 +8,6 @@ from typing import Any
 
 from ehrsequencing.core.disclosure import TOO_FEW
 from ehrsequencing.metrics.registry import METRICS
-from ehrsequencing.predictors.blend import STACKED
 from ehrsequencing.reporting.chart import Estimate
 from ehrsequencing.reporting.scores import Scores, Shown
 from ehrsequencing.reporting.wording import (
@@ -22,11 +21,6 @@ from ehrsequencing.reporting.wording import (
 )
 from ehrsequencing.results.result_types import PlaceRow, Shared, place_of
 
-_INPUTS = {
-    "unknown_token_rate": "recorded codes without a token",
-    "unknown_age_rate": "prediction times without an age",
-}
-
 
 def share(rate: float | None) -> str:
     """A share of people; one that would stand for fewer than 11 of them is withheld."""
@@ -34,32 +28,6 @@ def share(rate: float | None) -> str:
 
 
 # ------------------------------------------------------------------------------------------------ inputs and checks
-
-
-def inputs(m: Shared, shown: Shown) -> dict[str, object]:
-    """Rates of the inputs per split."""
-    by_split = m["inputs"]["by_split"]
-    splits = list(by_split)
-    rows = [
-        (words, [share(by_split[s].get(name)) for s in splits])
-        for name, words in _INPUTS.items()
-        if any(by_split[s].get(name) is not None for s in splits)
-    ]
-    sizes = [shown.get(("subjects", s), "–") for s in splits]
-    return {"splits": splits, "sizes": sizes, "rows": rows}
-
-
-def immortal_time(m: Shared) -> list[tuple[str, ...]]:
-    """Where some subjects have no record before the prediction: landmark, how many, how many recorded only later."""
-    return [
-        (
-            from_landmark(row["landmark_days"]),
-            str(row["without_record_before"]),
-            str(row["first_record_later"]),
-        )
-        for row in m["records_before"]
-        if row["without_record_before"]
-    ]
 
 
 # ------------------------------------------------------------------------------------------ follow-up and subgroups
@@ -99,10 +67,13 @@ def subgroups(m: Shared, shown: Shown) -> list[dict[str, Any]]:
         for row in here:  # a line a level, with its metrics where they may be told
             level = str(row["level"])
             parts = {"oe": row["oe"], "auc": row["auc"], "brier": row["brier"]}
-            line: dict[str, Any] = {"name": level, "told": not row.get("hidden")}
-            for name, count in (("n", row["n"]), ("events", row["events"])):
-                line[name] = f"{count:,}" if isinstance(count, int) else count
-            line["few"] = any(part and part["reason"] == TOO_FEW for part in parts.values())
+            line: dict[str, Any] = {
+                "name": level,
+                "told": not row.get("hidden"),
+                "n": f"{row['n']:,}" if isinstance(row["n"], int) else row["n"],
+                "events": f"{row['events']:,}" if isinstance(row["events"], int) else row["events"],
+                "few": any(part and part["reason"] == TOO_FEW for part in parts.values()),
+            }
             for name, part in parts.items():
                 ends = (part["value"], part["low"], part["high"]) if part else (None,)
                 line[name] = Estimate(0, level, *ends)
@@ -191,24 +162,3 @@ def _mean(row: dict[str, Any] | None, sign: str = "") -> str:
     return words + (
         f"; better in {row['wins']} of {row['of']}" if row.get("wins") is not None else ""
     )
-
-
-def without_network(scores: Scores) -> str:
-    """What a blend's network adds: its NLL less that of trees and Cox alone at the main landmark, or nothing."""
-    gap = scores.gap(STACKED, scores.main()[0], None, "nll")
-    if gap is None or gap["value"] is None or gap["low"] is None:
-        return ""
-
-    def show(value: float) -> str:
-        return number(value, "+z.4f")
-
-    return f"{show(gap['value'])} {interval(gap['low'], gap['high'], show)}"
-
-
-def blend_weights(m: Shared) -> dict[str, list[str]]:
-    """The weights of a blend as text: cause → one for each part."""
-    by_cause: dict[str, list[str]] = {}
-    for row in (m["blend"] or {"weights": []})["weights"]:
-        weight = with_interval(row["value"], row["low"], row["high"], ".2f")
-        by_cause.setdefault(row["cause"], []).append(weight)
-    return by_cause
