@@ -15,7 +15,7 @@ dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 python3 -m venv "$dir/venv"
 "$dir/venv/bin/pip" install --quiet --disable-pip-version-check \
-    xgboost-cpu==3.2.0 lightgbm==4.7.0 catboost==1.2.10 scipy "numpy>=2,<3"
+    xgboost-cpu==3.2.0 lightgbm==4.7.0 catboost==1.2.10 scikit-learn==1.9.1 scipy "numpy>=2,<3"
 export OMP_NUM_THREADS=1
 cd "$dir"
 "$dir/venv/bin/python" - <<'PY'

@@ -6,8 +6,7 @@ competing risks, and the risk of death by 365 days, asked at 48 hours, stands fo
 
 DATA holds sets A and B as MEDS, `task.yaml` and `published_splits.parquet`. With `--raw FOLDER …` the stays come from
 the challenge's own text files instead (one a stay, and `Outcomes-*.txt` beside them or in the folder above), so that
-whoever has set C gets the table of all stays. `--challenge` prints the challenge's own scores: trained on set A, judged
-on set B. Held-out stays choose nothing.
+whoever has set C gets the table of all stays. Held-out stays choose nothing.
 """
 
 import argparse
@@ -47,7 +46,6 @@ from ehrsequencing.training.plan import Plan
 SETTINGS = ("visits.by=window", "visits.window=12h", "training.blend=true")
 HORIZON_DAYS = 365.0
 ADMISSION = datetime(2000, 1, 1)
-LAST_OF_A, LAST_OF_B = 142673, 152870  # record ids; larger ones are of set C
 #: Mean of the five published divisions, in percent. Raindrop's, ViTST's, Warpformer's, GraFITi's and MTM's papers.
 PUBLISHED = (
     ("GRU-D", "81.9 ± 2.1", "46.1 ± 4.7"),
@@ -144,17 +142,6 @@ def published(path: Path) -> dict[str, dict[int, str]]:
     return {name: dict(zip(ids, splits, strict=True)) for name, splits in table.items()}
 
 
-def of_challenge(ids: Sequence[int]) -> dict[int, str]:
-    """Set A to train on, a sixth of it to tune, set B held out; set C belongs to neither."""
-    ours = [subject for subject in ids if subject <= LAST_OF_A]
-    drawn = np.random.default_rng(0).random(len(ours)) < 1 / 6
-    splits = {
-        subject: "tuning" if is_tuning else "train"
-        for subject, is_tuning in zip(ours, drawn, strict=True)
-    }
-    return splits | {subject: "held_out" for subject in ids if LAST_OF_A < subject <= LAST_OF_B}
-
-
 def divided(meds: Path, out: Path, splits: Mapping[int, str]) -> Path:
     """A copy of the stays that a division names, with its file of splits."""
     if not (out / "metadata" / "subject_splits.parquet").is_file():
@@ -173,35 +160,6 @@ def divided(meds: Path, out: Path, splits: Mapping[int, str]) -> Path:
 # ---- scores ----------------------------------------------------------------------------------------------------------
 
 
-def hosmer_lemeshow(died: Bools, risk: Floats) -> float:
-    """The challenge's range-normalised H: lower is better.
-
-        H = Σ_g (O_g − n p_g)² / (n p_g (1 − p_g) + 0.001)  /  (p_10 − p_1)
-
-    over ten groups of n = ⌊N/10⌋ stays by rising risk, with O_g deaths and a mean risk of p_g (Silva et al. 2012).
-    """
-    size = len(risk) // 10
-    order = np.argsort(risk, kind="stable")[: 10 * size]
-    deaths = died[order].reshape(10, size).sum(axis=1)
-    mean = risk[order].reshape(10, size).mean(axis=1)
-    terms = (deaths - size * mean) ** 2 / (size * mean * (1 - mean) + 0.001)
-    spread = max(float(mean[-1] - mean[0]), 1e-9)  # one risk for all: as bad as can be
-    return float(terms.sum()) / spread
-
-
-def sensitivity_or_precision(died: Bools, risk: Floats, threshold: float) -> float:
-    """The challenge's first score: the smaller of sensitivity and positive predictivity."""
-    alarm = risk >= threshold
-    hits = float((alarm & died).sum())
-    return min(hits / max(died.sum(), 1), hits / max(alarm.sum(), 1))
-
-
-def best_threshold(died: Bools, risk: Floats) -> float:
-    """The risk from which on an alarm has the best first score among these stays."""
-    found = [sensitivity_or_precision(died, risk, threshold) for threshold in risk]
-    return float(risk[int(np.argmax(found))])
-
-
 def of_risk(model: Predictor, records: TaskRecords) -> tuple[Floats, Bools]:
     """Risk of death by 365 days at each stay's query, and who died."""
     rows = records.at_landmark(0.0)
@@ -212,14 +170,11 @@ def of_risk(model: Predictor, records: TaskRecords) -> tuple[Floats, Bools]:
 def scores(model: Predictor, held_out: TaskRecords, tuning: TaskRecords) -> Scores:
     """All scores of one model on one division."""
     risk, died = of_risk(model, held_out)
-    threshold = best_threshold(*of_risk(model, tuning)[::-1])
     return {
         "auroc": float(roc_auc_score(died, risk)),
         "auprc": float(average_precision_score(died, risk)),
         "nll": float(model.nll(held_out)[held_out.at_landmark(0.0)].mean()),
         "tuning_nll": float(model.nll(tuning)[tuning.at_landmark(0.0)].mean()),
-        "event1": sensitivity_or_precision(died, risk, threshold),
-        "event2": hosmer_lemeshow(died, risk),
     }
 
 
@@ -281,18 +236,6 @@ def percent(values: Sequence[float]) -> str:
     return mean if len(values) == 1 else f"{mean} ± {100 * np.std(values, ddof=1):.1f}"
 
 
-def challenge_table(found: Mapping[str, Scores]) -> str:
-    """The challenge's own scores on set B."""
-    lines = [
-        "| set A → set B | min(sensitivity, predictivity) | H, range-normalised |",
-        "|---|---|---|",
-    ]
-    lines += [
-        f"| {name} | {one['event1']:.3f} | {one['event2']:.1f} |" for name, one in found.items()
-    ]
-    return "\n".join(lines)
-
-
 def main() -> None:
     """Train what is missing, then print the tables."""
     parser = argparse.ArgumentParser(
@@ -305,7 +248,6 @@ def main() -> None:
     parser.add_argument("settings", nargs="*", metavar="section.key=value")
     parser.add_argument("--raw", type=Path, nargs="+", help="the challenge's folders of text files")
     parser.add_argument("--divisions", type=int, default=5, help="how many of the five")
-    parser.add_argument("--challenge", action="store_true", help="train on set A, judge on set B")
     arguments = parser.parse_intermixed_args()
     keep_freed_memory()
     study = load_study(None, [*SETTINGS, *arguments.settings])
@@ -319,14 +261,12 @@ def main() -> None:
         if not (meds / "data").is_dir():
             write_meds(arguments.raw, meds)
     divisions = published(arguments.data / "published_splits.parquet")
-    if arguments.challenge:
-        divisions = {"challenge": of_challenge(list(divisions["split1"]))}
     found = []
     for name, splits in list(divisions.items())[: arguments.divisions]:
         folder = out / name
         found.append(judged(divided(meds, folder / "meds", splits), folder, study))
         print(f"{name} is done", flush=True)
-    print(challenge_table(found[0]) if arguments.challenge else benchmark_table(found))
+    print(benchmark_table(found))
 
 
 if __name__ == "__main__":

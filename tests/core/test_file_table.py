@@ -1,4 +1,4 @@
-"""Every file that commands leave in a run's folder is in the one table of files, with its kind."""
+"""Every file that commands leave in a run's folder is in the one list of files, with its kind."""
 
 import re
 import shutil
@@ -23,7 +23,7 @@ def table() -> dict[str, str]:
     """Name or pattern → kind; a pattern of an ending alone, as `*.csv`, names no file of a run."""
     rows = PAGE.read_text(encoding="utf-8").partition("## May it leave")[2]
     found = {}
-    for names, kind in re.findall(r"^\| (.+?) \| (may leave|owner's)(?:, [^|]+)? \|", rows, flags=re.MULTILINE):
+    for kind, names in re.findall(r"^- \*\*(May leave|Owner's)[^*]*\*\*[^:]*: (.+)$", rows, flags=re.MULTILINE):
         listed = [name.replace("NAME", "*") for name in re.findall(r"`([^` ]+)`", names)]
         found |= {name: kind for name in listed if not name.startswith("*.")}
     return found
@@ -34,7 +34,7 @@ def unlisted(folder: Path) -> list[str]:
     return sorted(name for name in names if not any(fnmatch(name, known) for known in table()))
 
 
-def test_every_file_of_a_run_is_in_the_table(sim_run: Path, sim_data: Path, tmp_path: Path) -> None:
+def test_every_file_of_a_run_is_in_the_list(sim_run: Path, sim_data: Path, tmp_path: Path) -> None:
     run = as_real(Path(shutil.copytree(sim_run, tmp_path / "run")))
     people = records_of_people(sim_data, tmp_path / "hospital")
     for command in (
@@ -80,8 +80,8 @@ def test_the_owners_page_keeps_exact_curves_as_long_as_the_exact_result_is_there
     assert "Do not share this page" not in details.read_text(encoding="utf-8")
 
 
-def test_the_table_knows_both_kinds() -> None:
+def test_the_list_knows_both_kinds() -> None:
     kinds = table()
-    assert kinds["metrics.json"] == kinds["report.html"] == "may leave"
-    assert kinds["report-details.html"] == "owner's"
-    assert kinds["metrics-individual.json"] == kinds[MANIFEST] == "owner's"
+    assert kinds["metrics.json"] == kinds["report.html"] == "May leave"
+    assert kinds["report-details.html"] == "Owner's"
+    assert kinds["metrics-individual.json"] == kinds[MANIFEST] == "Owner's"

@@ -14,6 +14,7 @@ from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from helpers.models import MODELS, code_table, code_table_name
 from helpers.settings import examples
 from helpers.strategies import NAN, NUMBERS, VOCAB, Padded, Records, Subject, Visit, pack, pad, sample_records
+from reference.blocks import code_effects
 from reference.flat import flat_logits
 from reference.likelihood import reference_nll
 from reference.padded import reference_logits
@@ -21,7 +22,11 @@ from reference.padded import reference_logits
 
 def expected_logits(model: SurvivalModel, x: Padded) -> Tensor:
     twin = flat_logits if model.config.architecture == "flat" else reference_logits
-    return twin(dict(model.named_parameters()), model.config, x)
+    parameters = dict(model.named_parameters())
+    logits = twin(parameters, model.config, x)
+    if model.config.code_effects and model.config.head == "horizon":
+        logits = logits + code_effects(parameters, model.config, x)
+    return logits
 
 
 def check_equals_reference(

@@ -29,6 +29,7 @@ MODELS: dict[str, Settings] = {
     "code types": {"code_types": True, "wide_head": True},
     "table": {"table_dim": 6, "wide_head": True},
     "query follows": {"query_follows_visit": True, "wide_head": True},
+    "code effects": {"code_effects": True, "wide_head": True},
     "sinusoidal": {"position": "sinusoidal", "max_visits": 3},
     "flat": {"architecture": "flat"},
     **{f"flat {reach}": {"architecture": "flat", "max_tokens": reach} for reach in REACHES[1:]},
@@ -54,6 +55,8 @@ def make_model(*, seed: int = 0, **settings: object) -> SurvivalModel:
             parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.3)
             if "norm.weight" in name or name.endswith("_scale"):
                 parameter.add_(1.0)
+            if name == "code_effects.effect":  # ten times as large in the logits, which are exact up to 20
+                parameter.div_(10.0)
         code_table(model)[0] = 0.0
     return model
 

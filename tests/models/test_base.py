@@ -49,7 +49,7 @@ def test_a_model_of_2_0_is_read(tmp_path: Path) -> None:
     assert len(old) == len(load_file(path)) - 2
     save_file(old, path, metadata={"format": "pt"})
     config = json.loads((tmp_path / "config.json").read_text())
-    del config["query_follows_visit"]
+    del config["query_follows_visit"], config["code_effects"]
     (tmp_path / "config.json").write_text(json.dumps(config))
     torch.testing.assert_close(Model.from_pretrained(tmp_path)(batch), model(batch), rtol=0, atol=0)
 

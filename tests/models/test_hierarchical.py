@@ -26,6 +26,7 @@ COMMON: dict[str, tuple[object, ...]] = {
     "table_dim": (0, 5),
     "code_types": (False, True),
     "max_visits": (512, 3),
+    "code_effects": (False, True),
 }
 HIERARCHICAL: dict[str, tuple[object, ...]] = {
     "visit_mlp": (True, False),

@@ -37,6 +37,10 @@ def nobody(source: Path, persons: str, other: str, rows: str) -> None:
 
 
 def no_such_columns(source: Path, persons: str, other: str, rows: str) -> None:
+    (source / other).write_text("log,in\nSECRET,1\n")
+
+
+def web_page(source: Path, persons: str, other: str, rows: str) -> None:
     (source / other).write_text("<html><body>Log in\nSECRET\n")
 
 
@@ -62,6 +66,7 @@ BREAKS: dict[Callable[..., None], str] = {
     no_persons: "holds no",
     nobody: "",
     no_such_columns: "column",
+    web_page: "holds XML or HTML, not CSV",
     not_text: "cannot be read as CSV",
     truncated: "cannot be read as CSV",
     twice: "both hold the table",
@@ -86,6 +91,8 @@ OTHERS = {
     b"PAR1\x00\x00\x00\x00PAR1": "holds Parquet, not CSV",
     b"\x1f\x8b\x08\x00": "holds gzip, not CSV",
     b"PK\x03\x04\x00\x00": "holds a zip archive or a spreadsheet, not CSV",
+    b'{"_type": "COMPOSITION"}': "holds JSON, not CSV",
+    b"<?xml version='1.0'?>": "holds XML or HTML, not CSV",
 }
 
 

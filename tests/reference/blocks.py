@@ -65,6 +65,38 @@ def head(p: Parameters, config: ModelConfig, z: Tensor, wide: Tensor) -> Tensor:
     return logits
 
 
+def code_effects(p: Parameters, config: ModelConfig, x: Padded) -> Tensor:
+    """(B, V, causes, bins) what each code's history adds to the log hazards, row by row and record by record."""
+    effect = p["code_effects.effect"].view(config.vocab_size, 4, config.causes, 3)
+    subjects, visits, places = x.codes.shape
+    sums = effect.new_zeros(subjects, visits, config.causes, 3)
+    for s in range(subjects):
+        days, now = [], 0.0
+        for v in range(visits):
+            if not x.visit_mask[s, v]:
+                days.append(math.nan)
+                continue
+            days.append(now + float(x.deltas[s, v]))
+            if not x.is_query[s, v]:
+                now = days[v]
+            records: dict[int, list[tuple[float, float]]] = {}
+            for earlier in range(v + 1):
+                if not x.visit_mask[s, earlier] or x.is_query[s, earlier]:
+                    continue
+                for c in range(places):
+                    if x.code_mask[s, earlier, c]:
+                        number = float(x.values[s, earlier, c, 1])
+                        kept = 0.0 if math.isnan(number) else number
+                        records.setdefault(int(x.codes[s, earlier, c]), []).append((days[earlier], kept))
+            for code, known in records.items():
+                recent = sum(2.0 ** (-(days[v] - day) / 180) for day, _ in known)
+                facts = effect.new_tensor([1.0, math.log2(len(known)), known[-1][1], recent])
+                sums[s, v] += 10 * (effect[code] * facts.view(4, 1, 1)).sum(0)
+    place = [k / max(config.bins - 1, 1) for k in range(config.bins)]
+    curves = effect.new_tensor([[1.0, 1 - 2 * at, math.exp(-6 * at)] for at in place])
+    return sums @ curves.T
+
+
 def table_vectors(p: Parameters, config: ModelConfig, x: Padded) -> Tensor:
     """(B, V, width) h of the table branch: every number adds V0 + r·V1 + (r² − 1)·V2 + z·V3; 0 without numbers."""
     real = x.code_mask & x.visit_mask.unsqueeze(-1)

@@ -31,6 +31,7 @@ ARCHITECTURES = [
     {"architecture": "flat"},
     {"wide_head": True},
     {"architecture": "flat", "wide_head": True},
+    {"wide_head": True, "code_effects": True},
     {"causes": 1, "visit_encoder": "mean"},
 ]
 

@@ -15,12 +15,14 @@ from ehrsequencing.config import StudyConfig, TrainingConfig, load_study, load_t
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.outputs import read_manifest
 from ehrsequencing.evaluation.evaluate import evaluate
+from ehrsequencing.models.base import SurvivalModel
+from ehrsequencing.models.ensemble import build_model
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.simulate import simulate
 from ehrsequencing.training import loop, plan
-from ehrsequencing.training.loop import FREE_BINS_DECAY, average, make_optimizer
+from ehrsequencing.training.loop import CODE_EFFECTS_DECAY, FREE_BINS_DECAY, average, make_optimizer
 from ehrsequencing.training.objectives import HazardsObjective
 from ehrsequencing.training.run_folder import BEGUN
 from helpers.audit import broken_set, load, save
@@ -203,8 +205,12 @@ def test_averaged_weights_follow_their_recursion() -> None:
     torch.testing.assert_close(averaged.weight.detach(), expected)
 
 
+def with_code_effects(run: Path) -> SurvivalModel:
+    return build_model(Run(run).model.config.model_copy(update={"code_effects": True}))
+
+
 def test_weight_decay_spares_embeddings_norms_and_biases(sim_run: Path) -> None:
-    model = Run(sim_run).model
+    model = with_code_effects(sim_run)
     optimizer = make_optimizer(model, TrainingConfig(weight_decay=0.5))
     decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
     by_name = {name: decay[id(p)] for name, p in model.named_parameters()}
@@ -214,6 +220,7 @@ def test_weight_decay_spares_embeddings_norms_and_biases(sim_run: Path) -> None:
     assert len(free) == len(curves) > 0
     assert {name for name, one in by_name.items() if one == 0.5} == (linear - free) | curves
     assert {name for name, one in by_name.items() if one == 0.5 * FREE_BINS_DECAY} == free  # what no curve can be
+    assert by_name["code_effects.effect"] == 0.5 * CODE_EFFECTS_DECAY
     assert all("bias" not in name and "norm" not in name for name, one in by_name.items() if one)
     assert sum(len(g["params"]) for g in optimizer.param_groups) == len(list(model.parameters()))
 
@@ -223,8 +230,9 @@ def test_weights_forget_over_as_many_epochs_whatever_their_steps(
     sim_run: Path, steps_per_epoch: float, expected: float
 ) -> None:
     settings = TrainingConfig(weight_decay=0.5)
-    optimizer = make_optimizer(Run(sim_run).model, settings, steps_per_epoch=steps_per_epoch)
-    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.0, expected, FREE_BINS_DECAY * expected]
+    optimizer = make_optimizer(with_code_effects(sim_run), settings, steps_per_epoch=steps_per_epoch)
+    factors = [0.0, 1.0, CODE_EFFECTS_DECAY, FREE_BINS_DECAY]
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [expected * one for one in factors]
 
 
 @pytest.mark.parametrize(("warm_epochs", "epochs"), [(2.5, 4)])
@@ -280,13 +288,15 @@ def test_defaults_follow_from_the_events_of_the_cohort(sim_prepared: Path, monke
     assert (model.size, model.dim, model.dropout, model.code_dropout, model.wide_head) == ("small", 64, 0.1, 0.0, True)
     assert (model.table_dim, few.training.distillation) == (0, 0.0)  # a fifth of the simulated codes carry a number
 
-    def follows() -> bool:
-        given = store, store.task("simulated"), store.records("simulated", "train"), few.training
-        return plan.resolve_model(few.model, *given).query_follows_visit
+    def decided(study: StudyConfig) -> tuple[bool, bool]:
+        given = store, store.task("simulated"), store.records("simulated", "train"), study.training
+        config = plan.resolve_model(study.model, *given)
+        return config.query_follows_visit, config.code_effects
 
-    assert follows()  # a query of codes alone holds none of what the visit before it held
+    assert decided(few) == (True, True)  # a query of codes alone holds none of what the visit before it held
+    assert decided(study) == (True, False)  # many events teach a network additive effects, too
     monkeypatch.setattr(plan, "are_measurements", lambda values: len(values) > 0)
-    assert not follows()
+    assert decided(few) == (False, False)
     few = plan.study_for_cohort(study, store.task("simulated"), store.records("simulated", "train"))
     assert (few.model.code_dropout, few.model.table_dim, few.training.distillation) == (0.3, 128, 0.5)
     monkeypatch.setattr(plan, "FEW_EVENTS", len(by_hand))

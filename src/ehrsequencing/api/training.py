@@ -421,7 +421,7 @@ def save_run(
     config, last = model.config, asked.horizons[-1]
     needed = shape_of_inputs(config, prepared).model_dump()
     needed |= {"causes": len(asked.causes), "outcomes": len(prepared.outcomes(asked.name))}
-    chosen = ("edges_days", "members", "query_follows_visit")
+    chosen = ("edges_days", "members", "query_follows_visit", "code_effects")
     needed |= {name: getattr(config, name) for name in chosen}
     if config.head == "horizon" and max(config.edges_days, default=0) < last:
         needed["edges_days"] = (*config.edges_days, last)

@@ -120,6 +120,8 @@ class ModelShape(Settings):
     members: int = Field(default=1, ge=1)  # size of the ensemble
     # whether a query begins with the vector of the visit that it follows
     query_follows_visit: bool = False
+    # whether every code has additive effects beside the network
+    code_effects: bool = False
 
     @model_validator(mode="after")
     def _rising(self) -> "ModelShape":

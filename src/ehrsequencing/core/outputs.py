@@ -339,8 +339,9 @@ def read_manifest(folder: Path, *, what: str, verify: bool = True) -> dict[str, 
     files, required = manifest["files"], manifest.get("required", list(manifest["files"]))
     if not isinstance(required, list) or not set(map(str, required)) <= files.keys():
         raise EhrseqError("is damaged", where=str(path), fix=_AGAIN)
+    resolved = folder.resolve()
     for name in files:
-        if not _is_inside(folder / name, folder):
+        if not _is_inside(resolved / name, resolved):
             raise EhrseqError(
                 "names a file outside its folder", where=str(path), fix="do not trust this folder"
             )
@@ -402,9 +403,9 @@ def of_another_version(version: str, path: Path) -> OfAnotherVersion:
     )
 
 
-def _is_inside(file: Path, folder: Path) -> bool:
+def _is_inside(file: Path, resolved: Path) -> bool:
     try:
-        return file.resolve().is_relative_to(folder.resolve())
+        return file.resolve().is_relative_to(resolved)
     except (OSError, RuntimeError, ValueError):  # an impossible name, or links in a circle
         return False
 

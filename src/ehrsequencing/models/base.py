@@ -18,6 +18,7 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import disk_errors, read_json, write_bytes
 from ehrsequencing.core.text import days_of
 from ehrsequencing.metrics.hazards import cohort_hazards
+from ehrsequencing.models.code_effects import CodeEffects
 from ehrsequencing.models.embeddings import TableBranch
 from ehrsequencing.models.hazards import (
     HazardsOverTime,
@@ -44,6 +45,7 @@ class SurvivalModel(Answering, nn.Module):
     architecture: ClassVar[str]  # its name in the settings
     head: SurvivalHead
     wide_head: nn.Linear | None
+    code_effects: CodeEffects | None
     table: TableBranch | None
     outcomes: OutcomeHead | None
 
@@ -82,6 +84,8 @@ class SurvivalModel(Answering, nn.Module):
             width = config.dim + config.table_dim
             self.wide_head = last_layer(config, width, bias=False)
             nn.init.zeros_(self.wide_head.weight)
+        has_effects = config.code_effects and config.head == "horizon"
+        self.code_effects = CodeEffects(config) if has_effects else None
         self.outcomes = None
         if config.outcomes:
             self.outcomes = OutcomeHead(
@@ -100,9 +104,18 @@ class SurvivalModel(Answering, nn.Module):
         """(N, d) rows → the same with what their numbers add."""
         return x if self.table is None else x + self.table.W_x(h)
 
+    def _beside(self, batch: VisitBatch, x: Tensor, h: Tensor) -> Tensor:
+        """What enters the hazards beside the timeline: its inputs, its numbers, and the sums of its codes' effects."""
+        effects = [] if self.code_effects is None else [self.code_effects(batch)]
+        return torch.cat([x, h, *effects], 1)
+
     def hazard_logits(self, z: Tensor, *, wide: Tensor | None) -> Tensor:
-        """(N, d) states, and what the wide head looks at → logits, of queries too."""
+        """(N, d) states, and what stands beside them (`states`) → logits, of queries too."""
         logits: Tensor = self.head(z)
+        if self.code_effects is not None and wide is not None:
+            width = self.code_effects.width
+            logits = logits + self.code_effects.over_time(wide[:, -width:]).to(logits.dtype)
+            wide = wide[:, :-width]
         if self.wide_head is not None and wide is not None:
             logits = logits + self.wide_head(wide).view_as(logits)
         return logits
@@ -118,7 +131,8 @@ class SurvivalModel(Answering, nn.Module):
     def states(self, batch: VisitBatch) -> tuple[Tensor, Tensor]:
         """What the wide head and the head turn into hazards.
 
-        The rows (N, d + table's width) before the timeline (flat: the layers), and (N, d) after it.
+        What stands beside the timeline (flat: the layers): the rows before it, their numbers, and the sums of their
+        codes' effects, (N, d + width of the table + causes · curves); and the rows (N, d) after it.
         """
         raise NotImplementedError
 
@@ -340,6 +354,8 @@ class SurvivalModel(Answering, nn.Module):
         self.head.recalibrate(intercept, slope)
         if isinstance(self.wide_head, HazardsOverTime):
             self.wide_head.stretch(slope)
+        if self.code_effects is not None:
+            self.code_effects.slope *= slope
 
     def save_pretrained(self, path: str | Path) -> None:
         """Write `config.json` and `model.safetensors` into a folder, each in one rename.

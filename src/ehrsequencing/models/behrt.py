@@ -155,13 +155,13 @@ class BEHRTForSurvival(SurvivalModel):
         return self._without_queries(self.hazard_logits(z, wide=x), batch.is_query)
 
     def states(self, batch: VisitBatch) -> tuple[Tensor, Tensor]:
-        """Means of each row's token embeddings beside its table, (N, d + width), and of its token states, (N, d)."""
+        """What stands beside the layers, with means of token embeddings, and means (N, d) of token states."""
         tokens = Tokens.of_batch(batch)
         inputs, states = self.encoder(batch, tokens)
         x = self.aggregate_visits(inputs, tokens)
         z = self.aggregate_visits(states, tokens)
         h = self._of_table(batch, z)
-        return torch.cat([x, h], 1), self._with_table(z, h)
+        return self._beside(batch, x, h), self._with_table(z, h)
 
     @staticmethod
     def aggregate_visits(states: Tensor, tokens: Tokens) -> Tensor:

@@ -299,11 +299,8 @@ class HazardsOverTime(nn.Linear):
 
     def effects(self) -> Tensor:
         """(causes · bins, width) curves and free bins together."""
-        # φ of the bins, one bin after another
-        places = [k / max(self.bins - 1, 1) for k in range(self.bins)]
-        numbers = tuple(x for s in places for x in (1.0, 1 - 2 * s, math.exp(-6 * s)))
-        curves = constant(numbers, self.curves.dtype, self.curves.device)
-        return self.weight + (curves.view(-1, CURVES) @ self.curves).flatten(0, 1)
+        curves = curves_of_time(self.bins, self.curves)
+        return self.weight + (curves @ self.curves).flatten(0, 1)
 
     @torch.no_grad()
     def stretch(self, slope: Tensor) -> None:
@@ -313,6 +310,13 @@ class HazardsOverTime(nn.Linear):
 
 
 CURVES = 3  # of time
+
+
+def curves_of_time(bins: int, like: Tensor) -> Tensor:
+    """(bins, curves) φ of each bin's place, in the type and on the device of another tensor."""
+    places = [k / max(bins - 1, 1) for k in range(bins)]
+    numbers = tuple(x for s in places for x in (1.0, 1 - 2 * s, math.exp(-6 * s)))
+    return constant(numbers, like.dtype, like.device).view(-1, CURVES)
 
 
 def last_layer(config: ModelConfig, width: int, *, bias: bool = True) -> nn.Linear:

@@ -1,6 +1,5 @@
 """The hierarchical model: codes → visits → timeline → hazards. Start reading here."""
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -44,16 +43,16 @@ class HierarchicalBEHRTForSurvival(SurvivalModel):
         return self._without_queries(logits, batch.is_query)
 
     def states(self, batch: VisitBatch) -> tuple[Tensor, Tensor]:
-        """What enters the timeline beside the numbers' table, (N, d + width), and what leaves it, (N, d)."""
+        """What stands beside the timeline, and (N, d) what leaves it; see `SurvivalModel`."""
         x, h = self._inputs(batch)
         z = self.timeline(x, batch)  # (N, d)  module 4: causal transformer
-        return torch.cat([x, h], 1), z
+        return self._beside(batch, x, h), z
 
     def logits_at(self, batch: VisitBatch, rows: Tensor) -> Tensor:
         """Logits of some rows (R,); where few are asked, the timeline's last layer computes no others."""
         x, h = self._inputs(batch)
         z = self.timeline.at_rows(x, batch, rows)
-        logits = self.hazard_logits(z, wide=torch.cat([x, h], 1).index_select(0, rows))
+        logits = self.hazard_logits(z, wide=self._beside(batch, x, h).index_select(0, rows))
         return self._without_queries(logits, batch.is_query[rows])
 
     def code_attention(self, batch: VisitBatch) -> Tensor:

@@ -29,6 +29,9 @@ _MAGIC = {
     b"PAR1": "Parquet",
     b"\x1f\x8b": "gzip",
     b"PK\x03\x04": "a zip archive or a spreadsheet",
+    b"{": "JSON",
+    b"[{": "JSON",
+    b"<": "XML or HTML",
     b"%PDF": "PDF",
 }
 
@@ -126,9 +129,12 @@ def open_table(
     actual = next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), "CSV")
     if actual != expected and (start or expected == "Parquet"):
         held = f"{actual}, not {expected}" if actual != "CSV" else f"no {expected}"
-        raise EhrseqError(
-            f"holds {held}", where=str(path), fix="give the file the ending of what it holds"
-        )
+        fix = "give the file the ending of what it holds"
+        if actual in ("JSON", "XML or HTML"):
+            fix = (
+                "save it as a table with a header; ehrseq import fhir reads FHIR resources in JSON"
+            )
+        raise EhrseqError(f"holds {held}", where=str(path), fix=fix)
     if expected == "Parquet":
         return _parquet_table(path, name or path.name, missing)
     return _csv_table(path, name or path.name, missing, plain_tabs, encoding)

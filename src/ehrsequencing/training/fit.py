@@ -77,7 +77,8 @@ def fit(
             from ehrsequencing.training.train import Trainer
 
             if plan.config.query_follows_visit:
-                say("a query begins with its last visit: most codes carry no number")
+                beside = ", and codes have additive effects" * plan.config.code_effects
+                say(f"a query begins with its last visit{beside}: most codes carry no number")
             trainer = trainer or Trainer(plan, processes)
             trainer.objective.taught = plan.taught
             on_start(trainer.started_from)

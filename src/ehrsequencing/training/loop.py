@@ -25,6 +25,7 @@ from ehrsequencing.batches.loader import Step, SubjectLoader, on_device
 from ehrsequencing.config import TrainingConfig
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.signals import Stop, keep_freed_memory
+from ehrsequencing.models.code_effects import CodeEffects
 from ehrsequencing.models.hazards import HazardsOverTime
 from ehrsequencing.results.result_types import EpochRow
 from ehrsequencing.training.checkpoints import (
@@ -41,6 +42,7 @@ from ehrsequencing.training.processes import ALONE, Processes
 from ehrsequencing.training.run_folder import write_history
 
 FREE_BINS_DECAY = 100.0  # weight decay of an effect's free bins, relative to that of other matrices
+CODE_EFFECTS_DECAY = 10.0  # the same of the additive effects of codes
 DECAY_STEPS = 300  # above so many steps an epoch, weight decay falls in proportion
 
 
@@ -357,7 +359,8 @@ def make_optimizer(
 ) -> torch.optim.AdamW:
     """Weight decay on matrices of linear layers only, not on embeddings, norms, scales and biases.
 
-    The free bins of an effect have a stronger one: what no curve of time can say must pay for it.
+    The free bins of an effect have a stronger one: what no curve of time can say must pay for it. So have the additive
+    effects of codes.
 
     AdamW's weights are a moving average of its updates over 1/(learning rate · decay) steps. More subjects make more
     steps an epoch; the effective memory should stay constant in epochs (Wang & Aitchison 2024, How to set
@@ -369,6 +372,8 @@ def make_optimizer(
     decays = {id(layer.weight): decay for layer in model.modules() if isinstance(layer, nn.Linear)}
     decays |= {id(layer.curves): decay for layer in of_time}
     decays |= {id(layer.weight): FREE_BINS_DECAY * decay for layer in of_time}
+    of_codes = [layer for layer in model.modules() if isinstance(layer, CodeEffects)]
+    decays |= {id(layer.effect): CODE_EFFECTS_DECAY * decay for layer in of_codes}
     learned = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in learned if decays.get(id(p), 0.0) == one], "weight_decay": one}

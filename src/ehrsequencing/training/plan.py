@@ -338,6 +338,7 @@ def resolve_model(
         shape["edges_days"] = training_edges(prepared, task, train.rows, bins=settings.grid_bins)
         # a query of measurements carries summaries of them, and does not need the last ones again
         shape["query_follows_visit"] = not are_measurements(train.timelines.values)
+        shape["code_effects"] = shape["query_follows_visit"] and model.wide_head
         shape["outcomes"] = len(prepared.outcomes(task.name))
     return ModelConfig.of(model, ModelShape.model_validate(shape))
 

@@ -30,7 +30,13 @@ from ehrsequencing.results.result_types import Origin
 MATCHES = ("name", "ancestor", "none")  # how a code is found in the other vocabulary
 
 
-_ANEW = ("head.", "wide_head.", "table.", "outcomes.")  # parameters of what answers the question
+_ANEW = (
+    "head.",
+    "wide_head.",
+    "code_effects.",
+    "table.",
+    "outcomes.",
+)  # parameters of what answers the question
 _OF_PRETRAINING = (  # facts that a run which starts from it repeats, for its audit
     "task",
     "prepared",

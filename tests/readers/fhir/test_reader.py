@@ -392,6 +392,7 @@ def test_a_line_that_is_too_long_is_counted_in_parts_and_the_others_are_read(
             "the person has no row with a time other than the birth",
         ),
         ("Patient.ndjson", b'{"resourceType": "Patient"}\n', "all 1 rows would be dropped"),
+        ("visit.json", b'{"_type": "COMPOSITION", "content": []}', "of openEHR save the answer to an AQL query as CSV"),
     ],
 )
 def test_sources_that_cannot_be_read_are_refused_in_one_line(

@@ -138,10 +138,11 @@ def survey(
     bills = list[tuple[str, Bill, int]]()
     people = dict[str, tuple[str | None, str | None, str]]()  # birth, sex and file
     servers = dict[int, str]()  # hash of type and id → the server that is named with them
-    place = -1
+    place, has_types = -1, False
     entries = ((where, entry) for where, inside in files for entry in inside)
     for place, (where, entry) in enumerate(entries):
         resource, kind, own = entry.resource, kind_of(entry.resource), text(entry.resource, "id")
+        has_types = has_types or kind is not None
         for name, server in _named_servers(entry, kind, own):
             if servers.setdefault(hash(name), server) != server:
                 raise EhrseqError(
@@ -172,6 +173,12 @@ def survey(
                     fix="import the files of each hospital by themselves, or make the ids differ",
                 )
         links += [(*link, place) for link in _links(resource, kind, own)]
+    if place >= 0 and not has_types:
+        raise EhrseqError(
+            "no FHIR resource is there: nothing has a resourceType",
+            where=where,
+            fix="name FHIR files; of openEHR save the answer to an AQL query as CSV, and see ehrseq import csv --draft",
+        )
     lost, newer_parts = _lost(np.frombuffer(seen, np.int64).reshape(-1, 5), place + 1)
     looked_up = Known(earliest=known == "earliest", confirmed=confirmed)
     wholes = {value for _, table, _, value, _ in links if table == "wholes"}
