@@ -132,15 +132,11 @@ def codes_before_death(planted: set[str]) -> Records:
 # ---- codes without a time --------------------------------------------------------------------------------------------
 
 
-def with_flag(share_of_dead: float, share_of_others: float) -> Records:
-    rows, died, index, rng = hospital()
-    flagged = [who for who in index if rng.random() < (share_of_dead if who in died else share_of_others)]
-    return with_splits([*rows, *(Row(who, None, "REGISTRY") for who in flagged)])
-
-
 @planted(static_codes="leak", telling_token="warning")
 def registry_flag_of_those_with_the_event() -> Records:
-    return with_flag(0.85, 0.02)
+    rows, died, index, rng = hospital()
+    flagged = [who for who in index if rng.random() < (0.85 if who in died else 0.02)]
+    return with_splits([*rows, *(Row(who, None, "REGISTRY") for who in flagged)])
 
 
 @planted(static_codes="warning", events_by_level="warning")

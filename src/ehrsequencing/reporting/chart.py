@@ -198,10 +198,11 @@ class Chart:
         for y, _ in order:
             last = max(self.y(y), last + step)
             placed.append(last)
-        ceiling = high + step
-        for height, (y, words) in zip(reversed(placed), reversed(order), strict=True):
-            ceiling = min(height, ceiling - step)
-            self.text(self.x.high, y, words, dx=6, dy=ceiling - self.y(y) + 4)
+        heights, ceiling = dict[tuple[float, str], float](), high + step
+        for height, end in zip(reversed(placed), reversed(order), strict=True):
+            heights[end] = ceiling = min(height, ceiling - step)
+        for y, words in ends:
+            self.text(self.x.high, y, words, dx=6, dy=heights[y, words] - self.y(y) + 4)
 
 
 def swatch(kind: int) -> str:
