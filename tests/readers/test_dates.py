@@ -1,10 +1,9 @@
 """Dates of an import: one order over the whole column or none, headers that are expressions, zones, missing columns."""
 
 import re
-from datetime import date, datetime, timedelta
+from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,7 +16,7 @@ from ehrsequencing.readers.cells import count_dates, date_order, parse_times
 from ehrsequencing.readers.flat_table import import_csv
 from helpers.command_line import ehrseq
 from helpers.meds import written
-from helpers.omop import SMALL, Tables, write_csv, write_parquet
+from helpers.omop import SMALL, write_csv, write_parquet
 
 pytest.importorskip("ibis", reason="needs the extra omop")
 
@@ -26,31 +25,6 @@ from ehrsequencing.readers.omop.reader import import_omop
 FORMATS = {"ymd": "%Y-%m-%d", "compact": "%Y%m%d", "dmy": "%d/%m/%Y", "mdy": "%m/%d/%Y", "german": "%d.%m.%Y"}
 DATES = {"death_date", "condition_start_date", "measurement_date"}
 TIMES = {"death_datetime", "condition_start_datetime", "measurement_datetime"}
-
-
-def rewritten(tables: Tables, format: str) -> Tables:
-    """All dates of some tables in another format; each column gets a day after the twelfth."""
-
-    def cell(key: str, value: Any) -> Any:
-        if value is None or key not in DATES | TIMES:
-            return value
-        moment = datetime.fromisoformat(value) + timedelta(days=20)
-        return moment.strftime(FORMATS[format] + (" %H:%M:%S" if key in TIMES else ""))
-
-    return {name: [{k: cell(k, v) for k, v in row.items()} for row in rows] for name, rows in tables.items()}
-
-
-@pytest.fixture(scope="module")
-def iso(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    folder = tmp_path_factory.mktemp("iso")
-    import_omop(str(write_csv(rewritten(SMALL, "ymd"), folder / "csv")), folder / "meds")
-    return written(folder / "meds")
-
-
-@pytest.mark.parametrize("format", ["compact", "dmy", "mdy"])
-def test_the_same_bytes_from_dates_in_any_order(iso: dict[str, bytes], tmp_path: Path, format: str) -> None:
-    import_omop(str(write_csv(rewritten(SMALL, format), tmp_path / "other")), tmp_path / "meds")
-    assert written(tmp_path / "meds") == iso
 
 
 AMBIGUOUS = {"person": SMALL["person"], "death": [{"person_id": 1, "death_date": "03/04/2013"}]}

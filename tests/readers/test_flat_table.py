@@ -5,7 +5,6 @@ import datetime as dt
 import io
 import json
 import random
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -370,14 +369,6 @@ def test_a_column_without_a_number_is_refused(cells: list[str], decimal: str, tm
     assert not any(cell in error for cell in cells)
 
 
-@pytest.mark.parametrize("text", ["", "subject: [", "- a\n- b\n"])
-def test_a_broken_map_says_where_maps_are_shown(text: str, tmp_path: Path) -> None:
-    source = write(wide(), tmp_path / "visits.csv")
-    error = refused("import", "csv", source, "--map", write_map(tmp_path, text), tmp_path / "meds")
-    assert "docs/data.md#any-flat-table" in error
-    assert "examples/tasks" not in error
-
-
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -399,28 +390,6 @@ def test_a_wrong_map_is_refused_with_what_to_do(old: str, new: str, message: str
     error = refused("import", "csv", source, "--map", write_map(tmp_path, WIDE.replace(old, new, 1)), tmp_path / "meds")
     assert message in error
     assert not (tmp_path / "meds").exists()
-
-
-def test_a_table_without_a_map_says_where_to_read_on(tmp_path: Path) -> None:
-    assert "--map map.yaml" in refused("import", "csv", write(wide(), tmp_path / "visits.csv"), tmp_path / "meds")
-
-
-def test_numbers_are_keys_and_missing_values_of_a_map(tmp_path: Path) -> None:
-    rows = "".join(f"{i},{10 * i},{i % 3},{i if i % 2 else -9}\n" for i in range(1, 7))
-    (tmp_path / "t.csv").write_text(f"id,days,end,lab\n{rows}")
-    mapping = """subject: id
-time: {column: days, unit: d, since: 2000-01-01}
-missing: [-9]
-events:
-  - {code_from: end, codes: {2: MEDS_DEATH, 1: TRANSPLANT}}
-  - {code: LAB, value: lab}
-"""
-    done = ehrseq("import", "csv", tmp_path / "t.csv", "--map", write_map(tmp_path, mapping), tmp_path / "meds")
-    assert done.exit_code == 0, done.output
-    rows_ = [r for p in (tmp_path / "meds/data").rglob("*.parquet") for r in pq.read_table(p).to_pylist()]
-    codes = Counter(row["code"] for row in rows_)
-    assert codes == {"MEDS_DEATH": 2, "TRANSPLANT": 2, "LAB": 3}
-    assert all(row["date_only"] for row in rows_)
 
 
 CODES = ["01", "010", "8", "250.00", "250.0", "1_000", "0x1F", "No", "null", "1e3"]

@@ -130,15 +130,6 @@ def test_a_table_that_loses_all_its_rows_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "meds").exists()
 
 
-def test_lines_with_another_number_of_fields_are_counted(tmp_path: Path) -> None:
-    rows = conditions()
-    rows[10:12] = ["1,201826", "1,201826,2010-01-01,SECRET,SECRET"]
-    import_omop(str(write_tables(omop_tables(rows), tmp_path / "csv")), tmp_path / "meds")
-    made = row_counts(tmp_path / "meds")["condition_occurrence"]
-    assert (made["rows_in"], made["rows_out"]) == (300, 298)
-    assert made["dropped"][0]["example"] == {"file": "condition_occurrence.csv", "line": 12}
-
-
 plain_cells, broken_cells = (st.text(st.sampled_from(letters), max_size=6) for letters in ('ab,"\t ', 'ab"\n '))
 
 

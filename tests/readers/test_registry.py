@@ -1,8 +1,6 @@
 """A new source format is one file: this one defines a format, imports with it, and gets a MEDS set without problems."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -95,32 +93,9 @@ def test_a_new_format_is_a_function_too(source: Path, tmp_path: Path) -> None:
     assert source.read_text() == ROWS
 
 
-@pytest.mark.parametrize(
-    ("content", "told"),
-    [
-        (b"PAR1", "holds Parquet, not CSV"),
-        (b"person,date,code\n", "has no column value"),
-        (b"\xff\xfe\x00", "cannot be"),
-    ],
-)
-def test_a_bad_file_is_one_clear_error(content: bytes, told: str, source: Path, tmp_path: Path) -> None:
-    source.write_bytes(content)
-    done = run("import", "lines", source, tmp_path / "meds")
-    assert done.exit_code == 2, done.output
-    assert told in done.stderr
-
-
 def test_a_taken_name_is_refused() -> None:
     again = reader("lines", help="", source="")(import_lines.read)  # again in a notebook: the last one counts
     assert all_readers()["lines"] is again
     with pytest.raises(EhrseqError, match=r"@reader\('omop'\): is the name of another format"):
         reader("omop", help="", source="")(import_lines.read)
     assert all_readers()["omop"].read.__module__ == "ehrsequencing.readers.omop.reader"
-
-
-def test_no_format_is_loaded_before_it_is_asked_for() -> None:
-    heavy = "[m for m in sys.modules if m in ('pyarrow', 'duckdb', 'ibis') or 'ehrsequencing.readers' in m]"
-    script = "import sys; from typer.testing import CliRunner; from ehrsequencing.cli.app import app; "
-    script += f"CliRunner().invoke(app, ['--help']); print({heavy})"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"

@@ -130,16 +130,6 @@ def test_an_earlier_import_is_put_right_when_it_is_read(tmp_path: Path) -> None:
     assert (reader.fixes["life_day"], reader.fixes["after_death"], reader.fixes["before_birth"]) == (2, 2, 0)
 
 
-def test_numbers_without_a_time_are_counted(tmp_path: Path) -> None:
-    columns = {"subject_id": [1, 1], "code": ["HEIGHT", "A"], "numeric_value": pa.array([1.8, None], pa.float32())}
-    times = pa.array([None, IN], pa.timestamp("us"))
-    (tmp_path / "data").mkdir()
-    pq.write_table(pa.table({**columns, "time": times}), tmp_path / "data/0.parquet")
-    reader = MedsReader(tmp_path)
-    list(reader)
-    assert reader.fixes["static_value"] == 1
-
-
 STATED: dict[str, tuple[list[Row], list[dt.datetime]]] = {
     "no other death": ([stay(left=Left.DIED)], [OUT]),
     "a recorded death": ([stay(left=Left.DIED), {**DEATH, "time": OUT + 9 * DAY}], [OUT + 9 * DAY]),

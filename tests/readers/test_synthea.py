@@ -194,17 +194,6 @@ def test_rows_that_differ_in_their_encounter_only_are_one(role: Role) -> None:
     assert made[0]["encounter_id"].null_count == len(made[0])
 
 
-@pytest.mark.parametrize("turn", [1, -1])
-def test_of_equal_rows_one_with_a_clock_stays(turn: int) -> None:
-    """A date is moved to its visit's end, where another row has a clock: whatever the order of the rows."""
-    base = {"subject_id": 1, "encounter_id": 1}
-    person = base | {"role": int(Role.PERSON), "code": "MEDS_BIRTH", "time": moment(-20_000)}
-    visit = base | {"role": int(Role.VISIT), "code": "V", "time": moment(3, 7), "end": moment(3, 9)}
-    equal = [base | {"role": int(Role.EVENT), "code": "A", "time": time} for time in (moment(3), moment(3, 9))]
-    made = clean_rows([person, visit, *equal][::turn])[0].to_pylist()
-    assert [row["date_only"] for row in made if row["code"] == "A"] == [False]
-
-
 @given(drawn_rows())
 @settings(max_examples=30)
 def test_subjects_are_cleaned_one_by_one(rows: list[dict[str, Any]]) -> None:

@@ -118,15 +118,6 @@ def test_one_frame_has_the_same_codes_as_csv_and_as_parquet(cells: list[Any], co
     )
 
 
-@pytest.mark.parametrize("form", ["csv", "parquet"])
-def test_ids_of_a_column_with_gaps_stay_whole_numbers(form: str, tmp_path: Path) -> None:
-    frame = pd.DataFrame({"id": [12.0, 7.0, np.nan], "at": ["2015-06-01"] * 3, "dx": ["I10"] * 3})
-    imported(frame, ONE, tmp_path / "x", form)
-    parts = [pq.read_table(path) for path in (tmp_path / "x/meds/data").rglob("*.parquet")]
-    assert sorted(pa.concat_tables(parts)["subject_id"].to_pylist()) == [7, 12]
-    assert not (tmp_path / "x/meds/metadata/subject_ids.parquet").exists()
-
-
 def test_ids_are_the_same_across_tables(tmp_path: Path) -> None:
     """A table with gaps was a column of floats in pandas, the table of patients was none."""
     source = tmp_path / "csv"

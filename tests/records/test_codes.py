@@ -7,7 +7,6 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from ehrsequencing.config import load_task
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.attrition import attrition_lines
 from ehrsequencing.records.check import check_data
@@ -47,16 +46,6 @@ def test_attrition_names_every_criterion_and_counts_indexes(tmp_path: Path) -> N
     assert found["ended_by_death"] == 0
 
 
-def test_what_is_odd_about_a_cohort_is_noted(tmp_path: Path) -> None:
-    rows = record(1, "1 IDX, 2 A, 3 MEDS_DEATH") + record(3, "1 IDX, 4 CENS, 5 OUT")
-    assert attrition_of(tmp_path / "a", rows, censoring={"code": "CENS"})["ended_by_death"] == 1
-    dated = {"index": {"date": "2020-02-28"}, "outcome": {"out": "OUT", "death": "MEDS_DEATH"}}
-    rows += record(4, "3 MEDS_BIRTH, 4 A, 5 B")
-    found = attrition_of(tmp_path / "b", rows, **dated)
-    assert found["ended_by_death"] == 0
-    assert [step["subjects"] for step in found["steps"][:2]] == [3, 2]  # on that day the third was not born yet
-
-
 def test_conditions_need_blanks_and_codes_keep_their_signs() -> None:
     assert split_condition("LAB//A1c (%) >= 6.5") == ("LAB//A1c (%)", ">=", 6.5)
     assert split_condition("re:LAB//.* < -1e3") == ("re:LAB//.*", "<", -1000.0)
@@ -93,17 +82,6 @@ def test_under_without_a_match_names_the_hierarchy() -> None:
 def test_a_task_that_says_too_much_is_refused(settings_: dict[str, Any], message: str) -> None:
     with pytest.raises(EhrseqError, match=message):
         a_task(**settings_)
-
-
-def test_a_task_with_everything_reads_back_as_it_was_stored(tmp_path: Path) -> None:
-    rules = {"history": "1y", "min_age": "18y", "must_have": ["A", {"code": ["B", "LAB//X >= 2"], "within": "30d"}]}
-    rows = record(1, "0 A, 0 B, 1 LAB//X=3, 400 IDX, 401 OUT, 402 A") + record(
-        2, "-9000 MEDS_BIRTH, 0 A, 400 IDX, 401 A"
-    )
-    data = write_meds(tmp_path / "data", rows, splits={1: "train", 2: "train"})
-    task = a_task(eligibility=rules, recurrent=True)
-    prepare(data, tmp_path / "out", study=study(), tasks=[task], allow_empty=True)
-    assert load_task(tmp_path / "out" / "tasks" / "t" / "task.yaml") == task
 
 
 @pytest.mark.parametrize("where", ["censoring", "ignore"])

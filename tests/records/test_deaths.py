@@ -121,12 +121,6 @@ def test_many_deaths_without_a_date_are_refused_unless_the_task_says(tmp_path: P
     assert events_of(tmp_path / "few", DEATH, *few) == {"censored": 3, "death": 31}
 
 
-def test_an_undated_death_that_ends_follow_up_is_not_counted_as_a_death(tmp_path: Path) -> None:
-    texts = [*UNDATED, "0 LAB, 50 MEDS_DEATH", *ALIVE]
-    events_of(tmp_path, {**DEATH, "deaths": {"undated": "censor"}}, *texts)
-    assert "death is no cause" not in (tmp_path / "said.txt").read_text()
-
-
 @pytest.mark.parametrize("day", ["308", "-57"], ids=["31 December", "1 January"])
 def test_a_filled_date_of_death_yields_to_a_stay_that_ended_by_it(tmp_path: Path, day: str) -> None:
     text = f"0 ADMISSION, 7.5 DISCHARGE//DIED, {day} MEDS_DEATH"

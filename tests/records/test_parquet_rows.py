@@ -112,13 +112,6 @@ def test_types_that_mean_the_same_are_taken_without_a_word(data: Path, name: str
     assert prepared(data) == (files, {})
 
 
-@pytest.mark.parametrize("kind", [pa.float64(), pa.float16(), pa.decimal128(9, 2)], ids=str)
-def test_values_of_another_width_are_converted_and_counted(data: Path, kind: pa.DataType) -> None:
-    files = prepared(data)[0]
-    rewrite(data, cast("numeric_value", kind))
-    assert prepared(data) == (files, {"value_type": 80})
-
-
 def test_a_data_set_without_values(data: Path) -> None:
     rewrite(data, lambda t: t.set_column(3, "numeric_value", pa.nulls(len(t))))
     files, fixes = prepared(data)
@@ -209,16 +202,3 @@ def test_a_dated_birth_of_another_name_is_at_the_start_of_its_day(tmp_path: Path
     )
     events = parquet_rows.events_of_table(table, tmp_path, Counter())
     assert events.time_us[0] == us("2010-01-01") < events.time_us[1]
-
-
-@pytest.mark.parametrize(
-    ("setting", "says"),
-    [
-        ("data.time_zone=Mars/Olympus", "no time zone"),
-        ("data.time_zone=../../etc/passwd", "no time zone"),
-        ("dialect=3", "must hold settings"),
-    ],
-)
-def test_wrong_dialects_are_named(setting: str, says: str) -> None:
-    with pytest.raises(EhrseqError, match=says):
-        load_study(None, [setting])

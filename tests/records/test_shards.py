@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from ehrsequencing.config import StudyConfig, load_study
+from ehrsequencing.config import StudyConfig, ValuesConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records import prepare as prepare_room, scales as samples_room, shards as shards_room
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.meds import MedsReader, find_shards
 from ehrsequencing.records.prepare import prepare
-from ehrsequencing.records.scales import Sample
+from ehrsequencing.records.scales import KNOTS, Sample
 from ehrsequencing.records.shards import call_in_order
-from ehrsequencing.records.vocabulary import _Ranks
+from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.records.vocabulary_fit import VocabularyFit
 from helpers.meds import Row, us, write_meds
 from helpers.settings import examples
@@ -194,24 +194,27 @@ def test_a_sample_holds_the_smallest_hashes(rows: list[tuple[int, int, int]], cu
 
 
 @given(
-    knots=st.lists(st.lists(st.integers(-4, 4), min_size=9, max_size=9), min_size=1, max_size=4),
-    asked=st.lists(st.tuples(st.integers(0, 3), st.integers(-12, 12)), max_size=30),
+    seed=st.integers(0, 1 << 32),
+    n=st.integers(1, 4),
+    asked=st.lists(st.tuples(st.integers(0, 3), st.integers(-62, 62)), max_size=30),
 )
-def test_ranks_are_those_of_a_plain_search(knots: list[list[int]], asked: list[tuple[int, int]]) -> None:
+def test_ranks_are_those_of_a_plain_search(seed: int, n: int, asked: list[tuple[int, int]]) -> None:
     """Below the first knot 0, above the last 1, in the middle of a run of equals, else between two knots."""
-    table = np.sort(np.array(knots, dtype=np.float64), axis=1)
-    scale = np.array([row % len(knots) for row, _ in asked], dtype=np.int32)
-    value = np.array([number / 2 for _, number in asked])
+    table = np.sort(np.random.default_rng(seed).integers(-30, 30, (n, KNOTS)).astype(np.float64), axis=1)
+    codes, values = tuple(f"LAB//{k}" for k in range(n)), ValuesConfig(carry=False)
+    words = Vocabulary((), codes, np.ones(n, bool), table, np.zeros(n), np.ones(n), values)
+    value, last = np.array([number / 2 for _, number in asked]), KNOTS - 1
+    scale = np.array([row % n for row, _ in asked], dtype=np.int32)
     expected = []
     for row, number in zip(scale.tolist(), value.tolist(), strict=True):
         own = table[row].tolist()
         equal = [k for k, knot in enumerate(own) if knot == number]
         below = sum(knot < number for knot in own)
         if equal:
-            expected.append((equal[0] + equal[-1]) / 2 / 8)
-        elif below in (0, 9):
-            expected.append(below // 9)
+            expected.append((equal[0] + equal[-1]) / 2 / last)
+        elif below in (0, KNOTS):
+            expected.append(below // KNOTS)
         else:
             low, high = own[below - 1], own[below]
-            expected.append((below - 1 + (number - low) / (high - low)) / 8)
-    assert _Ranks(table).of(scale, value).tolist() == expected
+            expected.append((below - 1 + (number - low) / (high - low)) / last)
+    assert words.ranks(words.n_unknown + scale, value).tolist() == expected

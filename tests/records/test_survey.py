@@ -21,7 +21,6 @@ from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.survey import DayCounts, add_days, count_days, find_late_rows
 from helpers.cohorts import a_task
-from helpers.command_line import ehrseq
 from helpers.meds import DAY_US, SPLITS, Row, record, us, write_meds
 
 START, LATE = us("2015-01-01"), us("2099-12-31")
@@ -156,22 +155,6 @@ def test_late_rows_leave_a_prepared_set_as_it_is_without_them(tmp_path: Path, st
     assert set(Prepared(stores[1]).rows("t", "train").cause.tolist()) == {0, 1}, "not everybody is followed for ever"
 
 
-def test_check_names_the_late_rows(tmp_path: Path) -> None:
-    data = written(tmp_path / "data", [*people(), *STRAYS["an open end, a typing error, a new code, a number"]])
-    found = check_data(data, study=load_study(None), tasks=[TASK])
-    assert found.facts["years"] == [2015, 2016]
-    assert {name: count for name, count in found.fixes.items() if count} == {"after_end": 3}
-    task = tmp_path / "task.yaml"
-    task.write_text(
-        "name: t\nindex: {code: A}\noutcome: {death: MEDS_DEATH}\ncensoring: {dataset_end: true}\nhorizons: [30d]\n"
-    )
-    said = ehrseq("check", data, "--task", task).output
-    assert "3 rows of 2 subjects, in 2051 to 2100, after 12,673 days without any row: they do not move" in said
-    assert "2099-12-31" not in said
-    known = found.tasks[0].attrition["events"]
-    assert known == {"censored": 32, "death": 8}
-
-
 def test_a_declared_end_refuses_later_rows_and_calls_none_late(tmp_path: Path) -> None:
     data = written(tmp_path / "data", [*people(), *STRAYS["a lone row"]])
     with pytest.raises(EhrseqError, match="after the date of extraction"):
@@ -240,14 +223,6 @@ def test_people_without_a_record_before_they_are_asked_are_counted(tmp_path: Pat
     found = check_data(data, study=load_study(None), tasks=[task]).tasks[0]
     assert found.attrition["records_before"] == attrition["records_before"]
     assert any("immortal time" in text for text in found.warnings)
-    (tmp_path / "task.yaml").write_text(
-        "name: t\nindex: {age: 50y}\noutcome: {death: MEDS_DEATH}\ncensoring: {dataset_end: true}\nhorizons: [60d]\n"
-        "landmarks: [0d, 30d]\n"
-    )
-    said = ehrseq("check", data, "--task", tmp_path / "task.yaml").output
-    told = "subjects with a prediction {} have no record before; {} have their first one only later"
-    assert f"3  of 4 {told.format('at the index', 2)}" in said
-    assert f"2  of 4 {told.format('30d after the index', 1)}" in said
 
 
 @pytest.mark.parametrize("rule", [{"code": "END"}, {"dataset_end": True}, {}])

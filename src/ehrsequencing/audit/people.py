@@ -163,7 +163,8 @@ def single_people(data: AuditData) -> Finding:
     people = [int(fit.subjects[fit.number[c]]) for c in vocabulary.codes if c in fit.number]
     people += [int(fit.kind_subjects[fit.kinds[kind]]) for kind in vocabulary.kinds]
     few_names = sum(count < needed for count in people)
-    sample, few_numbers = fit.values(), 0  # of the training subjects, those that the fit keeps
+    # of the training subjects, those that the fit keeps
+    sample, few_numbers = fit.numbers_kept.by_key(), 0
     for code, token in vocabulary.index.items():
         row = vocabulary.scale[token]
         if row < 0 or code not in fit.number:

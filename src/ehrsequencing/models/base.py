@@ -205,8 +205,7 @@ class SurvivalModel(Answering, nn.Module):
     def loss(self, batch: VisitBatch, *, divisor: float | None = None) -> Tensor:
         """Sum of `nll` over `divisor`; by default over the number of labelled prediction times (the mean).
 
-        Training divides by a constant: steps of randomly drawn subjects hold different numbers of prediction times,
-        and that number grows with survival.
+        Training divides by a constant: the number of prediction times in a step grows with survival.
         """
         nll = self.nll(batch)
         if divisor is None:
@@ -298,11 +297,8 @@ class SurvivalModel(Answering, nn.Module):
     def start_at_rates(self, batch: VisitBatch) -> None:
         """Start a new model at the event rates of labelled prediction times, as training does.
 
-        A new model's hazards are e^0 = 1 per day. Afterwards everybody's risk is about the observed incidence: the
-        head's bias is the log of events over days at risk, for each cause and bin.
-
-        Args:
-            batch: The training subjects, or a large random part of them, with their labels.
+        A new model's hazards are e^0 = 1 per day. Afterwards the head's bias is the log of events over days at risk, for
+        each cause and bin. `batch` holds the training subjects, or a large random part of them, with their labels.
 
         Raises:
             EhrseqError: The head is `visit`, or there are no labels.
@@ -340,13 +336,9 @@ class SurvivalModel(Answering, nn.Module):
         self.head.set_bias(torch.from_numpy(hazards))
 
     def recalibrate(self, intercept: Tensor, slope: Tensor) -> None:
-        """Fold `log λ'_{e,k} = a_{e,k} + b_{e,k} · log λ_{e,k}` into the last layers.
+        """Fold `log λ'_{e,k} = a_{e,k} + b_{e,k} · log λ_{e,k}`, (causes, bins) each, into the last layers.
 
         The model keeps its shape, its files and its cost.
-
-        Args:
-            intercept: (causes, bins) a.
-            slope: (causes, bins) b.
 
         Raises:
             EhrseqError: The head is `visit`, a shape is another, or a number is not finite.
@@ -358,11 +350,7 @@ class SurvivalModel(Answering, nn.Module):
             self.code_effects.slope *= slope
 
     def save_pretrained(self, path: str | Path) -> None:
-        """Write `config.json` and `model.safetensors` into a folder, each in one rename.
-
-        Raises:
-            EhrseqError: The folder cannot be written.
-        """
+        """Write `config.json` and `model.safetensors` into a folder, each in one rename."""
         folder, state = Path(path), self.state_dict()
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
         write_bytes(folder / WEIGHTS_FILE, save(tensors, metadata={"format": "pt"}))

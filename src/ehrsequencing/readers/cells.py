@@ -46,7 +46,7 @@ _NUMBER = {
 }
 # 2.023E+11, 2,023E+11 and 2E+11, but not 12E34, which may be an id
 _SCIENTIFIC = r"^\s*[+-]?(\d+[eE][+-]\d+|\d+[.,]\d+[eE][+-]?\d+)\s*$"
-_FORMS_OF_IDS = {
+FORMS_OF_IDS = {  # what ids look like that are no whole numbers; the first that any of them has counts
     "numbers in scientific notation, which lost their last digits,": _SCIENTIFIC,
     "numbers with leading zeros": r"^\s*0\d+\s*$",
     "decimal numbers": r"^\s*[+-]?\d*[.,]\d+\s*$",
@@ -145,18 +145,16 @@ class Block:
                     where=f"table {self.counts.name}, column {name}",
                     fix="store it in another type, or as text",
                 ) from None
-            self._count(name, cells, len(values) - values.null_count)
+            # each cell counts once; one of a column that is read in two ways where both could read it
+            n = len(values) - values.null_count
+            if name not in self._values:
+                plain = as_text(cells) if is_text(cells.type) else cells
+                empty = pc.sum(pc.is_null(plain, nan_is_null=True)).as_py() or 0
+                self.counts.count_cells(name, len(self), len(self) - empty, n)
+            elif n < self._values[name]:
+                self.counts.count_cells(name, 0, 0, n - self._values[name])
+            self._values[name] = min(n, self._values.get(name, n))
         return self._done[name, kind]
-
-    def _count(self, name: str, cells: pa.ChunkedArray, values: int) -> None:
-        """Count the cells of a column once; one that is read in two ways counts where both could read it."""
-        if name not in self._values:
-            empty = pc.is_null(as_text(cells) if is_text(cells.type) else cells, nan_is_null=True)
-            filled = len(self) - (pc.sum(empty).as_py() or 0)
-            self.counts.count_cells(name, len(self), filled, values)
-        elif values < self._values[name]:
-            self.counts.count_cells(name, 0, 0, values - self._values[name])
-        self._values[name] = min(values, self._values.get(name, values))
 
 
 def as_times(
@@ -245,15 +243,6 @@ def key_places(text: pa.ChunkedArray, keys: Sequence[str]) -> pa.ChunkedArray:
     return pc.coalesce(exact, pc.index_in(whole_text(text), value_set=whole_text(pa.array(keys))))
 
 
-def form_of_ids(ids: pa.ChunkedArray) -> str:
-    """What some texts look like that should be whole numbers; the first form that any of them has."""
-    return next(
-        form
-        for form, pattern in _FORMS_OF_IDS.items()
-        if pc.any(pc.match_substring_regex(ids, pattern)).as_py()
-    )
-
-
 def refuse_scientific(block: Block, name: str) -> None:
     """Refuse ids that a spreadsheet has shortened: those of several people are equal.
 
@@ -328,10 +317,20 @@ def parse_times(
     """
     if "%" in order:
         iso = parse_times(text, "ymd", zone, as_written=as_written)
-        return pc.coalesce(iso, _of_this_century(text, order))
-    plain = _iso_times(text) if order == "ymd" else None
-    if plain is not None:
-        return plain
+        times = _strptime(pc.utf8_trim_whitespace(text), order)
+        us = np.asarray(pc.fill_null(times.cast(pa.int64()), 0)).astype("datetime64[us]")
+        month = us.astype("datetime64[M]")
+        earlier = (month - 1200).astype("datetime64[us]") + (us - month)
+        late = ("%y" in order) & (us > np.datetime64("now"))  # two digits are no year to come
+        us = np.where(late, earlier, us)
+        missing = np.asarray(times.is_null())
+        return pc.coalesce(iso, pa.chunked_array([pa.array(us, pa.timestamp("us"), mask=missing)]))
+    lengths = pc.utf8_length(text.drop_null())
+    if order == "ymd" and pc.all(pc.is_in(lengths, _ISO_LENGTHS)).as_py():
+        try:  # days, minutes or seconds: far cheaper
+            return text.cast(pa.timestamp("us"))
+        except pa.ArrowInvalid:
+            pass
     groups = pc.extract_regex(text, pattern=TIMES[order])
     part = {name: pc.struct_field(groups, name) for name in _PARTS}
     clock = [pc.replace_substring_regex(part[name], "^$", "00") for name in ("h", "mi", "s")]
@@ -362,19 +361,6 @@ def _strptime(text: Any, form: str) -> Any:
     return pc.strptime(text, format=form, unit="us", error_is_null=True)
 
 
-def _of_this_century(text: pa.ChunkedArray, form: str) -> pa.ChunkedArray:
-    """Times that are written in a form; those with a year of two digits are not in the future."""
-    times = _strptime(pc.utf8_trim_whitespace(text), form)
-    us = np.asarray(pc.fill_null(times.cast(pa.int64()), 0)).astype("datetime64[us]")
-    month = us.astype("datetime64[M]")
-    earlier = (month - 1200).astype("datetime64[us]") + (us - month)
-    late = ("%y" in form) & (us > np.datetime64("now"))
-    missing = np.asarray(times.is_null())
-    return pa.chunked_array(
-        [pa.array(np.where(late, earlier, us), pa.timestamp("us"), mask=missing)]
-    )
-
-
 def shapes(cells: pa.ChunkedArray, values: pa.ChunkedArray) -> list[str]:
     """The forms of two cells that were not read: 9 for a digit, A and a for letters.
 
@@ -388,16 +374,6 @@ def shapes(cells: pa.ChunkedArray, values: pa.ChunkedArray) -> list[str]:
 
 def _letter(match: re.Match[str]) -> str:
     return "A" if match[0].isupper() else "a"
-
-
-def _iso_times(text: pa.ChunkedArray) -> pa.ChunkedArray | None:
-    """Times where every cell is an ISO day, minute or second without an offset; else None."""
-    if not pc.all(pc.is_in(pc.utf8_length(text.drop_null()), _ISO_LENGTHS)).as_py():
-        return None
-    try:
-        return text.cast(pa.timestamp("us"))
-    except pa.ArrowInvalid:
-        return None
 
 
 def parse_numbers(text: pa.ChunkedArray, decimal: str = ".") -> pa.ChunkedArray:

@@ -5,15 +5,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ehrsequencing.core.arrays import Bools, Ints
-from ehrsequencing.readers.import_report import DEAD, EVERYBODY, FATES, ImportReport
+from ehrsequencing.readers.import_report import DEAD, EVERYBODY, FATES, KEPT, ImportReport
 from ehrsequencing.readers.rows import (
     NO_TIME,
     UNENDED,
+    Left,
     Role,
-    VisitSpans,
     encoded,
     end_of_day,
     is_date,
+    make_rows,
     ordered_rows,
     places,
     taken,
@@ -22,14 +23,11 @@ from ehrsequencing.readers.rows import (
 from ehrsequencing.readers.stays import (
     Rows,
     choose_deaths,
-    keep_undated_deaths,
-    mark_agreeing_deaths,
     mark_stays,
     name_parts,
-    put_deaths_at_discharge,
-    rows_outside,
+    place_deaths,
+    set_known_times,
     visit_spans,
-    with_stated_deaths,
 )
 from ehrsequencing.records.codes import PROVISIONAL
 from ehrsequencing.records.events import (
@@ -40,6 +38,7 @@ from ehrsequencing.records.events import (
 )
 
 _ENDING = (Role.VISIT, Role.SPAN, Role.OBSERVED)
+_MOVED = (Role.EVENT, Role.ISSUED, Role.REPORTED, Role.BEGUN, Role.BILLED, Role.DEATH)
 
 
 def cleaned(
@@ -62,82 +61,70 @@ def cleaned(
         encounter_id, date_only; sorted by subject, time (static rows first), code, value, text and encounter, so that
         the result does not depend on the order of the rows.
     """
-    rows = _known_persons(with_stated_deaths(table), report)
+    rows = _known_persons(table, report)
     timed = (rows.time_us != NO_TIME) & ~rows.of_role(Role.PERSON, Role.DEATH, Role.OBSERVED)
     report.count_clocks(rows.source[timed], is_date(rows.time_us[timed]))
-    _remove_open_ends(rows, UNENDED if open_after_us is None else open_after_us)
-    died = rows.subject[rows.of_role(Role.DEATH) & (rows.lost == 0)]
+    # ends and deaths in the far future mean "not ended yet"
+    after_us = UNENDED if open_after_us is None else open_after_us
+    is_open, is_death = rows.end_us > after_us, rows.of_role(Role.DEATH)
+    no_death = is_death & (rows.time_us > after_us)
+    rows.count("open_end", np.r_[np.flatnonzero(is_open), np.flatnonzero(no_death)])
+    rows.end_us[is_open] = np.where(rows.role[is_open] == Role.OBSERVED, UNENDED, NO_TIME)
+    rows.lose("open_end", no_death)
     report.note(EVERYBODY, rows.subject_ids)
-    report.note(DEAD, rows.subject_ids[died])
+    report.note(DEAD, rows.subject_ids[rows.subject[is_death & (rows.lost == 0)]])
+
     spans = visit_spans(rows)
-    set_known_times(rows, spans)
+    outside = set_known_times(rows, spans)
     choose_deaths(rows, UNENDED if drawn_us is None else drawn_us)
-    outside = rows_outside(rows, spans)
-    rows.visit[outside] = -1
-    rows.count("outside_visit", outside)
     name_parts(rows)
-    _move_dates(rows, spans)
-    _count_sexes(rows, report)
+    # dates move to the end of their day, or of their visit if it ends on that day; births stay at midnight
+    is_moved = is_date(rows.time_us) & rows.of_role(*_MOVED) & (rows.lost == 0)
+    rows.count("date_only", is_moved)
+    day, at = rows.time_us[is_moved], rows.visit[is_moved]
+    start, end = spans.start_us[at], spans.end_us[at]
+    covers = (start < day + DAY_US) & (end >= day)
+    rows.time_us[is_moved] = np.where(covers, np.minimum(end_of_day(day), end), end_of_day(day))
+    rows.date_only = is_moved | (is_date(rows.time_us) & rows.of_role(Role.PERSON))
+    # an id with both sexes is that of two people
+    form = rf"^(?:{'|'.join(sorted(report.sexes))})[^/]*//(?P<sex>[fmw12])"
+    sex = pc.struct_field(pc.extract_regex(pc.utf8_lower(rows.codes), form), "sex")
+    number = np.r_[places(sex.dictionary_encode()), -1][rows.code]
+    known = rows.of_role(Role.STATIC) & (number >= 0)
+    pairs = np.unique(rows.subject[known] * 5 + number[known])
+    report.apply("two_sexes", rows.subject_ids[np.flatnonzero(np.bincount(pairs // 5) > 1)])
     born_us = _keep_earliest(rows, Role.PERSON, "two_births")
     report.apply("no_birth", rows.subject_ids[born_us == NO_TIME])
     died_us = _keep_earliest(rows, Role.DEATH, "two_deaths")
-    _check_ends(rows)
-    keep_undated_deaths(rows, died_us)
+    # ends on a date are at the end of that day; those before their start are none
+    end_us = end_of_day(rows.end_us)
+    is_backwards = rows.of_role(*_ENDING) & (end_us < rows.time_us) & (end_us != NO_TIME)
+    rows.count("end_before_start", is_backwards)
+    rows.end_us = np.where(is_backwards, NO_TIME, end_us)
     mark_stays(rows, drawn_us)
-    mark_agreeing_deaths(rows, died_us)
-    put_deaths_at_discharge(rows, died_us)
-    _lose_late_results(rows, died_us)
+    place_deaths(rows, died_us)
+    died = died_us[rows.subject]
+    is_late = rows.of_role(Role.ISSUED) & (died != NO_TIME) & (rows.time_us > died)
+    rows.lose("issued_after_death", is_late & (rows.lost == 0))
     life = born_us[rows.subject], died_us[rows.subject]
     dated = rows.date_only | is_date(rows.time_us)
     rows.time_us = within_life(rows.time_us, dated, *life)
     rows.end_us = within_life(rows.end_us, rows.end_date_only, *life)
     _join_periods(rows)
-    _lose_nobody(rows)
-
-    starts = np.flatnonzero(_starts(rows))
-    ends = np.flatnonzero((rows.lost == 0) & rows.of_role(*_ENDING) & (rows.end_us != NO_TIME))
-    none = np.zeros(0, np.int64)
-    marked, marked_us, mark = (
-        np.concatenate([none, *(one[part] for one in rows.marks)]) for part in range(3)
-    )
-    row = np.r_[starts, ends, marked]
-    time_us = np.r_[rows.time_us[starts], rows.end_us[ends], marked_us]
-    date_only = np.r_[rows.date_only[starts], rows.end_date_only[ends], rows.date_only[marked]]
-    names, code = used_codes(
-        rows.codes, np.r_[rows.code[starts], rows.code[ends] + len(rows.codes), mark]
-    )
-    columns = {n: rows.table[n].combine_chunks() for n in ("numeric_value", "text_value")}
-    encounter = rows.table["encounter_id"].combine_chunks()
-    none = pa.scalar(None, encounter.type)
-    columns["encounter_id"] = pc.if_else(pa.array(rows.visit >= 0), encounter, none)
-    # of equal rows the first stays: one with its encounter, and with a clock, then the smallest source
-    preferred = (rows.source[row], date_only, outside[row])
-    order = ordered_rows((rows.subject[row], time_us, code), columns, row, preferred)
-    report.counts["duplicates"] += len(row) - len(order)
-    row, time_us = row[order], time_us[order]
-    _count_rows(rows, row, report)
-    is_death = np.r_[np.asarray(pc.equal(rows.codes, DEATH)), False][rows.code]
-    report.deaths += len(np.unique(rows.subject[row[is_death[row]]]))
-    is_unsure = np.r_[np.asarray(pc.ends_with(rows.codes, PROVISIONAL)), False][rows.code]
-    report.note("provisional", rows.subject_ids[rows.subject[is_unsure]])
-    coded = pa.DictionaryArray.from_arrays(pa.array(code[order].astype(np.int32)), names)
-    return pa.table(
-        {
-            "subject_id": rows.subject_ids[rows.subject[row]],
-            "time": pa.array(time_us, mask=time_us == NO_TIME).cast(pa.timestamp("us")),
-            "code": coded,
-            **{name: taken(column, row) for name, column in columns.items()},
-            "date_only": date_only[order].astype(np.int8),  # not every reader of MEDS knows bool
-        }
-    )
+    return _meds_rows(rows, outside)
 
 
 def _known_persons(table: pa.Table, report: ImportReport) -> Rows:
-    """The rows of persons who have a row with that role; others are counted."""
+    """The rows of persons who have a row with that role, and the deaths that stays end by; others are counted."""
+    ended = table.filter(pc.and_(pc.equal(table["left"], Left.DIED), table["end"].is_valid()))
+    base = {name: ended[name] for name in ("subject_id", "source", "left")}
+    death = pa.array([DEATH] * len(ended), pa.string()).dictionary_encode()
+    stated = make_rows(Role.DEATH, base, death, time=ended["end"])
+    table = pa.concat_tables([table, stated], promote_options="default")
     is_person = pa.array(table["role"].to_numpy() == Role.PERSON)
     subject_ids = np.sort(pc.unique(table["subject_id"].filter(is_person)).to_numpy())
     place = pc.index_in(table["subject_id"], pa.array(subject_ids))
-    report.lose("unknown_person", table["source"].filter(place.is_null()).to_numpy())
+    report.mark("unknown_person", table["source"].filter(place.is_null()).to_numpy())
     report.counts["unknown_person"] += place.null_count
     if place.null_count:
         table, place = table.filter(place.is_valid()), place.drop_null()
@@ -163,51 +150,64 @@ def _known_persons(table: pa.Table, report: ImportReport) -> Rows:
     )
 
 
-# ---- times -------------------------------------------------------------------------------------
+def _meds_rows(rows: Rows, outside: Bools) -> pa.Table:
+    """The rows that are left as MEDS rows, each of several equal ones once; counts what became of every row."""
+    report, is_person = rows.report, rows.of_role(Role.PERSON)
+    is_static = rows.of_role(Role.STATIC)
+    has_start = (rows.time_us != NO_TIME) | is_static
+    has_start &= (rows.lost == 0) & ~rows.of_role(Role.NAMED_VISIT)
+    # without subjects that have nothing but a birth and static rows, as MEDS readers do
+    has_events = np.isin(rows.subject, rows.subject[has_start & ~is_person & ~is_static])
+    nobody = np.unique(rows.subject[has_start & ~has_events])
+    report.apply("nobody", rows.subject_ids[nobody])
+    rows.lose("nobody", ~has_events)
 
-
-def set_known_times(rows: Rows, spans: VisitSpans) -> None:
-    """What was reported has the latest time at which it began, or its visit's end if it began before.
-
-    A diagnosis of a visit was known by the visit's end, and not when the disease began, years before. The bill of a
-    stay of more than a day is written at its end.
-    """
-    some = np.flatnonzero(rows.of_role(Role.REPORTED, Role.BEGUN, Role.BILLED))
-    first, last, at = rows.time_us[some], rows.end_us[some], rows.visit[some]
-    last = np.where(last == NO_TIME, first, last)
-    start, end = spans.start_us[at], spans.end_us[at]
-    is_early = (end_of_day(first) < start) | ((first <= end) & (end < last))
-    is_billed = (rows.role[some] == Role.BILLED) & (first <= end) & (end - start > DAY_US)
-    rows.count("billed", some[is_billed & ~is_early])
-    rows.time_us[some] = np.where(is_early | is_billed, end, last)
-    is_undated = first == NO_TIME
-    rows.count("began_before", some[is_early & ~is_undated])
-    rows.count("undated", some[is_early & is_undated])
-    rows.lose("no_time", some[rows.time_us[some] == NO_TIME])
-
-
-def _remove_open_ends(rows: Rows, after_us: int) -> None:
-    """Remove ends and deaths after `after_us`, which mean "not ended yet"."""
-    is_open = rows.end_us > after_us
-    no_death = rows.of_role(Role.DEATH) & (rows.time_us > after_us)
-    rows.count("open_end", np.r_[np.flatnonzero(is_open), np.flatnonzero(no_death)])
-    rows.end_us[is_open] = np.where(rows.role[is_open] == Role.OBSERVED, UNENDED, NO_TIME)
-    rows.lose("open_end", no_death)
-
-
-def _move_dates(rows: Rows, spans: VisitSpans) -> None:
-    """Move dates to the end of their day, or of their visit if it ends on that day; births stay at midnight."""
-    is_moved = is_date(rows.time_us) & rows.of_role(
-        Role.EVENT, Role.ISSUED, Role.REPORTED, Role.BEGUN, Role.BILLED, Role.DEATH
+    starts = np.flatnonzero(has_start & has_events)
+    ends = np.flatnonzero((rows.lost == 0) & rows.of_role(*_ENDING) & (rows.end_us != NO_TIME))
+    none = np.zeros(0, np.int64)
+    marked, marked_us, mark = (
+        np.concatenate([none, *(one[part] for one in rows.marks)]) for part in range(3)
     )
-    is_moved &= rows.lost == 0
-    rows.count("date_only", is_moved)
-    day, at = rows.time_us[is_moved], rows.visit[is_moved]
-    start, end = spans.start_us[at], spans.end_us[at]
-    covers = (start < day + DAY_US) & (end >= day)
-    time_us = end_of_day(day)
-    rows.time_us[is_moved] = np.where(covers, np.minimum(time_us, end), time_us)
-    rows.date_only = is_moved | (is_date(rows.time_us) & rows.of_role(Role.PERSON))
+    row = np.r_[starts, ends, marked]
+    time_us = np.r_[rows.time_us[starts], rows.end_us[ends], marked_us]
+    date_only = np.r_[rows.date_only[starts], rows.end_date_only[ends], rows.date_only[marked]]
+    names, code = used_codes(
+        rows.codes, np.r_[rows.code[starts], rows.code[ends] + len(rows.codes), mark]
+    )
+    columns = {n: rows.table[n].combine_chunks() for n in ("numeric_value", "text_value")}
+    encounter = rows.table["encounter_id"].combine_chunks()
+    none = pa.scalar(None, encounter.type)
+    columns["encounter_id"] = pc.if_else(pa.array(rows.visit >= 0), encounter, none)
+    # of equal rows the first stays: one with its encounter, and with a clock, then the smallest source
+    preferred = (rows.source[row], date_only, outside[row])
+    order = ordered_rows((rows.subject[row], time_us, code), columns, row, preferred)
+    report.counts["duplicates"] += len(row) - len(order)
+    row, time_us = row[order], time_us[order]
+    is_used = np.zeros(len(rows.source), dtype=bool)
+    is_used[row] = True
+    # a person without a birth makes no row, but is in the output
+    is_used |= is_person & (rows.time_us == NO_TIME) & (rows.lost == 0)
+    rows.lost[~is_used & (rows.lost == 0)] = FATES["duplicates"]
+    rows.lost[is_used] = FATES[KEPT]
+    for fate, number in FATES.items():
+        report.mark(fate, rows.source[rows.lost == number])
+    is_death = np.r_[np.asarray(pc.equal(rows.codes, DEATH)), False][rows.code]
+    report.deaths += len(np.unique(rows.subject[row[is_death[row]]]))
+    is_unsure = np.r_[np.asarray(pc.ends_with(rows.codes, PROVISIONAL)), False][rows.code]
+    report.note("provisional", rows.subject_ids[rows.subject[is_unsure]])
+    coded = pa.DictionaryArray.from_arrays(pa.array(code[order].astype(np.int32)), names)
+    return pa.table(
+        {
+            "subject_id": rows.subject_ids[rows.subject[row]],
+            "time": pa.array(time_us, mask=time_us == NO_TIME).cast(pa.timestamp("us")),
+            "code": coded,
+            **{name: taken(column, row) for name, column in columns.items()},
+            "date_only": date_only[order].astype(np.int8),  # not every reader of MEDS knows bool
+        }
+    )
+
+
+# ---- times -------------------------------------------------------------------------------------
 
 
 def _keep_earliest(rows: Rows, role: Role, reason: str) -> Ints:
@@ -222,31 +222,6 @@ def _keep_earliest(rows: Rows, role: Role, reason: str) -> Ints:
     for rule, apart in least.items():
         rows.report.apply(rule, rows.subject_ids[np.unique(subject[apart_us > apart])])
     return np.where(earliest == UNENDED, NO_TIME, earliest)
-
-
-def _count_sexes(rows: Rows, report: ImportReport) -> None:
-    """Count the persons with both sexes: their id is that of two people."""
-    form = rf"^(?:{'|'.join(sorted(report.sexes))})[^/]*//(?P<sex>[fmw12])"
-    sex = pc.struct_field(pc.extract_regex(pc.utf8_lower(rows.codes), form), "sex")
-    number = np.r_[places(sex.dictionary_encode()), -1][rows.code]
-    known = rows.of_role(Role.STATIC) & (number >= 0)
-    pairs = np.unique(rows.subject[known] * 5 + number[known])
-    report.apply("two_sexes", rows.subject_ids[np.flatnonzero(np.bincount(pairs // 5) > 1)])
-
-
-def _lose_late_results(rows: Rows, died_us: Ints) -> None:
-    """Drop results that were issued after the death of their person, `died_us` (s,)."""
-    died = died_us[rows.subject]
-    is_late = rows.of_role(Role.ISSUED) & (died != NO_TIME) & (rows.time_us > died)
-    rows.lose("issued_after_death", is_late & (rows.lost == 0))
-
-
-def _check_ends(rows: Rows) -> None:
-    """Move ends on a date to the end of that day, and remove those before their start."""
-    end_us = end_of_day(rows.end_us)
-    is_backwards = rows.of_role(*_ENDING) & (end_us < rows.time_us) & (end_us != NO_TIME)
-    rows.count("end_before_start", is_backwards)
-    rows.end_us = np.where(is_backwards, NO_TIME, end_us)
 
 
 def _join_periods(rows: Rows) -> None:
@@ -273,32 +248,3 @@ def _join_periods(rows: Rows) -> None:
     rows.lose("overlapping_periods", np.array(joined, np.int64))
     rows.count("overlapping_periods", np.array(joined, np.int64))
     rows.end_us[rows.end_us >= UNENDED] = NO_TIME
-
-
-def _starts(rows: Rows) -> Bools:
-    """(n,) which rows make a row at their time."""
-    has_time = (rows.time_us != NO_TIME) | rows.of_role(Role.STATIC)
-    return np.asarray((rows.lost == 0) & has_time & ~rows.of_role(Role.NAMED_VISIT))
-
-
-def _lose_nobody(rows: Rows) -> None:
-    """Drop subjects with nothing but a birth and static rows, as MEDS readers do."""
-    starts = _starts(rows)
-    is_timed = starts & ~rows.of_role(Role.PERSON, Role.STATIC)
-    has_events = np.zeros(len(rows.subject_ids), dtype=bool)
-    has_events[rows.subject[is_timed]] = True
-    nobody = np.unique(rows.subject[starts & ~has_events[rows.subject]])
-    rows.report.apply("nobody", rows.subject_ids[nobody])
-    rows.lose("nobody", ~has_events[rows.subject])
-
-
-def _count_rows(rows: Rows, made: Ints, report: ImportReport) -> None:
-    """Count which rows made a row of the output (`made`), and why the others did not."""
-    is_used = np.zeros(len(rows.source), dtype=bool)
-    is_used[made] = True
-    # a person without a birth makes no row, but is in the output
-    is_used |= rows.of_role(Role.PERSON) & (rows.time_us == NO_TIME) & (rows.lost == 0)
-    report.keep(rows.source[is_used])
-    rows.lose("duplicates", ~is_used & (rows.lost == 0))
-    for reason, number in FATES.items():
-        report.lose(reason, rows.source[rows.lost == number])

@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow.compute as pc
 
 from ehrsequencing.core.arrays import Bools, Ints
-from ehrsequencing.core.disclosure import count_text
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.records.unequal import unequal
+from ehrsequencing.records.account import unequal
+from ehrsequencing.records.words import lines_of
 
 WARN_SHARE = 0.05  # warn if more of a table's rows, or of a column's cells, are lost
 # of all diagnoses, beyond which an unconfirmed status is a system's default
@@ -30,10 +30,9 @@ _TABLE_BITS = 40  # the number of a row is table · 2⁴⁰ + its position in th
 _TEXTS = tomllib.loads(Path(__file__).with_name("rules.toml").read_text("utf-8"))
 REASONS: dict[str, str] = _TEXTS["reasons"]
 RULES: dict[str, str] = _TEXTS["rules"]
-FATES = {
-    reason: number for number, reason in enumerate(REASONS, start=1)
-}  # of rows, in `TableCounts.fates`
-_KEPT = len(REASONS) + 1
+KEPT = "kept"
+# what became of a row, by its number in `TableCounts.fates`: of several the highest counts
+FATES = {fate: number for number, fate in enumerate([*REASONS, KEPT], start=1)}
 _KINDS: dict[str, list[str]] = _TEXTS["kinds"]
 EVERYBODY, DEAD = "everybody", "dead"  # whom the rules touch is held against these people
 RuleCounts = Counter[str]  # how often each rule of RULES was applied
@@ -63,7 +62,7 @@ class TableCounts:
     columns: dict[str, str] = field(default_factory=dict)  # reason → the column concerned
     # columns without which the table says nothing: the import is refused if no cell can be read
     required: set[str] = field(default_factory=set)
-    # a file's first position; None for a database
+    # position of each file's first row, and its name; None for a database
     parts: list[tuple[int, str | None]] = field(default_factory=list)
     fates: bytearray = field(default_factory=bytearray)  # of each row
     bad_line: dict[str, Any] | None = None  # file and line of the first row that cannot be parsed
@@ -72,10 +71,6 @@ class TableCounts:
     days: int = 0  # rows with a date and no clock
     clocks: int = 0  # rows with a clock
     rules: "RuleCounts" = field(default_factory=Counter)  # of the whole import
-
-    def begin(self, file: str | None) -> None:
-        """Say that the rows that follow are of this file."""
-        self.parts.append((self.rows_in, file))
 
     def take(self, rows: int) -> Ints:
         """(rows,) numbers for the rows that follow: the column `source` of a reader's rows."""
@@ -104,12 +99,12 @@ class TableCounts:
     @property
     def kept(self) -> int:
         """Rows that made a row of the output."""
-        return self.fates.count(_KEPT)
+        return self.fates.count(FATES[KEPT])
 
     @property
     def dropped(self) -> dict[str, int]:
         """Reason → rows."""
-        rows_by_reason = {reason: self.fates.count(fate) for reason, fate in sorted(FATES.items())}
+        rows_by_reason = {reason: self.fates.count(FATES[reason]) for reason in sorted(REASONS)}
         return {reason: rows for reason, rows in rows_by_reason.items() if rows}
 
     @property
@@ -119,7 +114,7 @@ class TableCounts:
             {name: n for name, n in self.dropped.items() if name not in _KINDS["not_lost"]}
         )
 
-    def _example(self, reason: str) -> dict[str, object] | None:
+    def example(self, reason: str) -> dict[str, object] | None:
         """File and row or line of the first row that was dropped for a reason, never its content."""
         if reason == "malformed_line":
             return self.bad_line
@@ -134,60 +129,13 @@ class TableCounts:
                 "reason": reason,
                 "column": self.columns.get(reason),
                 "rows": rows,
-                "example": self._example(reason),
+                "example": self.example(reason),
             }
             for reason, rows in self.dropped.items()
         ]
         counted = {"rows_in": self.rows_in, "rows_out": self.kept, "dropped": dropped}
         cells = {name: vars(count) for name, count in sorted(self.cells.items())}
         return counted | ({"cells": cells} if cells else {})
-
-    def lines(self) -> list[str]:
-        """What was dropped, as lines for a terminal; types that are not read are told in another line."""
-        out = []
-        for reason, rows in self.dropped.items():
-            if reason == "not_read":
-                continue
-            column = f"{self.columns[reason]}: " if reason in self.columns else ""
-            place = [*(self._example(reason) or {}).items()]
-            first = "; first: {0[1]}, {1[0]} {1[1]}".format(*place) if place else ""
-            share = f"{rows:,} of {self.rows_in:,} rows"
-            out.append(f"dropped from {self.name}: {share} ({column}{REASONS[reason]}{first})")
-        for name, count in sorted(self.cells.items()):
-            if count.unread:
-                out.append(
-                    f"not read in {self.name}: {count.unread:,} of {count.filled:,} values of {name}"
-                )
-        return out
-
-    def warnings(self) -> list[str]:
-        """What an analyst should check before using the data."""
-        out, lost = [], self.lost
-        dated = self.days + self.clocks
-        if WARN_SHARE * dated < self.days < (1 - WARN_SHARE) * dated:
-            out.append(
-                f"{self.days:,} of {dated:,} rows of {self.name} ({self.days / dated:.1%}) have a day and no clock, "
-                "where the others have one, and stand at the end of their day. If a converter dropped their clocks, as "
-                "those of C-CDA and HL7 do with a time without an offset from UTC, write the offset before it runs"
-            )
-        total = lost.total()
-        if total > WARN_SHARE * self.rows_in:
-            rows = f"{total:,} of {self.rows_in:,} rows of {self.name} ({total / self.rows_in:.1%})"
-            why = REASONS[lost.most_common(1)[0][0]]
-            out.append(f"{rows} were dropped, most of them because: {why}")
-        for name, count in sorted(self.cells.items()):
-            if count.unread > WARN_SHARE * count.filled:
-                more = ", or are no key of the map's codes" if self.rules["unlisted"] else ""
-                out.append(
-                    f"{count.unread:,} of {count.filled:,} values in column {name} of {self.name} "
-                    f"({count.unread / count.filled:.1%}) cannot be read{more}"
-                )
-            if self.far_days[name] > WARN_SHARE * count.filled:
-                out.append(
-                    f"{self.far_days[name]:,} of {count.filled:,} values in column {name} of {self.name} "
-                    "lie days away from the date of their row, which was used"
-                )
-        return out
 
     def check(self) -> None:
         """Refuse a table of which nothing is left, or a required column of which no cell can be read.
@@ -274,20 +222,13 @@ class ImportReport:
             table.days += int(own.sum())
             table.clocks += int((~own).sum())
 
-    def keep(self, sources: Ints) -> None:
-        """Say that these rows of the source made a row of the output."""
-        self._mark(_KEPT, sources)
-
-    def lose(self, reason: str, sources: Ints) -> None:
-        """Say that these rows made a row that was dropped; one that is kept elsewhere stays kept."""
-        self._mark(FATES[reason], sources)
-
-    def _mark(self, fate: int, sources: Ints) -> None:
+    def mark(self, fate: str, sources: Ints) -> None:
+        """Say what became of these rows of the source, a key of `FATES`; one that is kept elsewhere stays kept."""
         table, position = sources >> _TABLE_BITS, sources & ((1 << _TABLE_BITS) - 1)
         tables = list(self.tables.values())
         for number in np.flatnonzero(np.bincount(table)).tolist():
             fates, at = np.frombuffer(tables[number].fates, np.uint8), position[table == number]
-            fates[at] = np.maximum(fates[at], fate)
+            fates[at] = np.maximum(fates[at], FATES[fate])
 
     def as_json(self) -> dict[str, object]:
         """The report for `metadata/import_report.json`."""
@@ -316,46 +257,28 @@ class ImportReport:
 
     def warnings(self) -> list[str]:
         """What an analyst should check before using the data."""
-        mixed = [
-            f"{self.counts[name]:,} {RULES[name]}" for name in _KINDS["warned"] if self.counts[name]
-        ]
-        lines = [line for table in self.tables.values() for line in table.warnings()]
-        return self.cautions + mixed + self._unequal() + lines
-
-    def _unequal(self) -> list[str]:
-        """Warnings of rules that touch another share of the people who died than of the others."""
-        people, out = self.people(), list[str]()
+        people, unequal_rules = self.people(), list[tuple[Any, ...]]()
         n, dead = people.pop(EVERYBODY, (0, 0))
         for name in sorted(people.keys() & _KINDS["of_defects"]):
             touched, died = people[name]
             some, whole = (died, touched - died), (dead, n - dead)
             if unequal(some, whole):
-                out.append(
-                    f"one rule acts unequally, on {count_text(some[0])} of {count_text(whole[0])} people who died and "
-                    f"on {count_text(some[1])} of {count_text(whole[1])} others ({RULES[name]}): check these rows, or "
-                    "risks may be wrong"
-                )
-        return out
+                unequal_rules.append((name, some, whole))
+        return self._lines("warnings.txt.jinja", unequal_rules=unequal_rules, kinds=_KINDS)
 
     def lines(self) -> list[str]:
         """The report for a terminal."""
-        tables = self.tables.values()
-        unread = {t.name: t.dropped["not_read"] for t in tables if "not_read" in t.dropped}
-        lists = {
-            "read": [f"{table.name} {table.rows_in:,}" for table in tables],
-            "missing tables": self.missing,
-            "resources of other types, not read": [f"{name} {n:,}" for name, n in unread.items()],
-        }
-        out = [f"{what}: {', '.join(names)}" for what, names in lists.items() if names]
-        out += [line for table in tables for line in table.lines()]
-        people = self.people()
-        n, dead = people.get(EVERYBODY, (0, 0))
-        out.append(
-            f"people: {n:,} before all rules, {self.subjects:,} after; deaths: {dead:,} before, {self.deaths:,} after"
+        tables, people = self.tables.values(), self.people()
+        dropped = [(table, table.dropped.get("not_read", 0)) for table in tables]
+        return self._lines(
+            "import_report.txt.jinja",
+            read=[(table, table.rows_in) for table in tables],
+            unread=[(table, rows) for table, rows in dropped if rows],
+            people=people,
+            before=people.get(EVERYBODY, (0, 0)),
         )
-        for name, count in sorted(self.counts.items()):
-            touched = people.get(name)
-            of = "" if touched is None else f" ({touched[0]:,} people, {touched[1]:,} of whom died)"
-            out += [f"rule: {count:,} {RULES[name]}{of}"] if count else []
-        out += [f"note: {note}" for note in self.notes]
-        return [*out, f"wrote {self.rows:,} rows, {self.subjects:,} subjects, {self.codes:,} codes"]
+
+    def _lines(self, template: str, **values: Any) -> list[str]:
+        path, tables = Path(__file__).with_name("templates") / template, self.tables.values()
+        texts = {"reasons": REASONS, "rules": RULES, "WARN_SHARE": WARN_SHARE}
+        return lines_of(path, r=self, tables=tables, **texts, **values)

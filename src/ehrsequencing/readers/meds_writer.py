@@ -64,6 +64,7 @@ class MedsWriter:
         self._spilled = self.schema.set(self._code, pa.field("code", pa.int32()))
         self._spill = folder / "spill"
         self._spill.mkdir()
+        (folder / "metadata").mkdir()
         self._waiting: list[pa.Table] = []
         self._bucket_rows: Counter[int] = Counter()
         self._open: dict[int, pa.RecordBatchFileWriter] = {}
@@ -111,12 +112,11 @@ class MedsWriter:
         for number in np.flatnonzero(np.diff(edges)).tolist():
             part = rows.slice(edges[number], edges[number + 1] - edges[number])
             if number not in self._open:
-                self._open[number] = pa.ipc.new_stream(str(self._path(number)), self._spilled)
+                self._open[number] = pa.ipc.new_stream(
+                    str(self._spill / f"{number}.arrow"), self._spilled
+                )
             self._open[number].write_table(part)
             self._bucket_rows[number] += len(part)
-
-    def _path(self, number: int) -> Path:
-        return self._spill / f"{number}.arrow"
 
     def finish(self) -> None:
         """Clean and write the data, then the metadata.
@@ -131,7 +131,9 @@ class MedsWriter:
         every = self._days.keys() | self._stops.keys()
         inside = [day for day in every if open_after_us and day * DAY_US < open_after_us]
         drawn_us = max(inside, default=0) * DAY_US if inside else None
-        if ended := _ends_on_last_day(self._ends):
+        last, before = max(self._ends, default=0), sorted(self._ends)[-LATEST_DAYS - 1 : -1]
+        ended, usual = self._ends[last], max((self._ends[day] for day in before), default=0)
+        if before and ended >= max(FEWEST_ENDS, MORE_ENDS * usual):
             report.cautions.append(
                 f"{ended:,} hospital stays end on the day of the last end, far more than on any day before: if the "
                 "records were drawn on that day, these people were still there; say so in the source, as discharged_to"
@@ -162,7 +164,8 @@ class MedsWriter:
             )
         report.codes = len(seen)
         table = pa.concat_tables(splits).sort_by("subject_id")
-        _write(self.folder / meds.subject_splits_filepath, meds.SubjectSplitSchema.align(table))
+        table = meds.SubjectSplitSchema.align(table)
+        pq.write_table(table, self.folder / meds.subject_splits_filepath)
         self._write_codes(seen)
         card = {
             "dataset_name": f"imported from {self.report.source}",
@@ -176,7 +179,7 @@ class MedsWriter:
         write_json(self.folder / "metadata" / REPORT, self.report.as_json())
 
     def _groups(self) -> Iterator[tuple[str, pa.Table]]:
-        """Splits and rows: those of neighbouring buckets of a split, joined until they are enough for a shard."""
+        """Splits and rows with their codes: those of neighbouring buckets, joined until they are enough for a shard."""
         for place, split in enumerate(SPLITS):
             last = (place + 1) * BUCKETS - 1
             group: list[int] = []
@@ -184,18 +187,15 @@ class MedsWriter:
                 group += [number] if number in self._open else []
                 is_enough = sum(self._bucket_rows[n] for n in group) >= FLUSH_ROWS
                 if group and (is_enough or number == last):
-                    yield split, self._read(group)
+                    parts = []
+                    for member in group:
+                        with pa.OSFile(str(self._spill / f"{member}.arrow")) as file:
+                            parts.append(pa.ipc.open_stream(file).read_all())
+                    rows = pa.concat_tables(parts)
+                    numbers = rows["code"].combine_chunks()
+                    codes = pa.DictionaryArray.from_arrays(numbers, self._texts)
+                    yield split, rows.set_column(self._code, "code", codes)
                     group = []
-
-    def _read(self, group: list[int]) -> pa.Table:
-        """The rows of some buckets, with their codes."""
-        parts = []
-        for number in group:
-            with pa.OSFile(str(self._path(number))) as file:
-                parts.append(pa.ipc.open_stream(file).read_all())
-        rows = pa.concat_tables(parts)
-        codes = pa.DictionaryArray.from_arrays(rows["code"].combine_chunks(), self._texts)
-        return rows.set_column(self._code, "code", codes)
 
     def _write_codes(self, seen: set[str]) -> None:
         """Write the codes that were written, and their ancestors, with what is known of them."""
@@ -213,14 +213,7 @@ class MedsWriter:
             "parent_codes": [fact.parents or None for fact in known],
         }
         table = pa.table(columns, schema=meds.CodeMetadataSchema.schema())
-        _write(self.folder / meds.code_metadata_filepath, table)
-
-
-def _ends_on_last_day(ends: Mapping[int, int]) -> int:
-    """How many stays end on the day of the last end; 0 where other days have nearly as many."""
-    last, before = max(ends, default=0), sorted(ends)[-LATEST_DAYS - 1 : -1]
-    usual = max((ends[day] for day in before), default=0)
-    return ends[last] if len(before) and ends[last] >= max(FEWEST_ENDS, MORE_ENDS * usual) else 0
+        pq.write_table(table, self.folder / meds.code_metadata_filepath)
 
 
 def _open_after_us(days: Mapping[int, int]) -> int | None:
@@ -263,8 +256,3 @@ def _write_data(path: Path, rows: pa.Table) -> None:
     ) as writer:
         writer.add_key_value_metadata({b"ARROW:schema": base64.b64encode(plain.serialize())})
         writer.write_table(rows)
-
-
-def _write(path: Path, table: pa.Table) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(table, path)

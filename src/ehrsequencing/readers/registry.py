@@ -147,7 +147,7 @@ class Import:
     ) -> Iterator[Block]:
         """The rows of a table's files, block by block, with the account of their cells."""
         for table in tables:
-            counts.begin(table.file)
+            counts.parts.append((counts.rows_in, table.file))
             for rows in table.blocks(columns):
                 yield Block(rows, counts, dates=dates, zone=self.zone, decimal=decimal)
 

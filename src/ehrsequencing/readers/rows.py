@@ -171,7 +171,7 @@ def conformed(rows: pa.Table, schema: pa.Schema, report: ImportReport) -> pa.Tab
         report.note(reason, whose.to_numpy())
         gone = pa.array(source[chosen])
         made = pc.is_in(pa.array(source), value_set=gone).to_numpy(zero_copy_only=False) & left
-        report.lose(reason, np.setdiff1d(source[chosen], source[made]))
+        report.mark(reason, np.setdiff1d(source[chosen], source[made]))
     usable = np.where(left, role, UNUSABLE).astype(np.int8)
     return rows.set_column(schema.get_field_index("role"), "role", pa.array(usable))
 
@@ -358,7 +358,5 @@ def subject_ids(names: pa.ChunkedArray) -> pa.Array:
 def write_subject_names(names: Sequence[pa.Array], folder: Path) -> None:
     """Write the patients' names in a source beside their ids, to `metadata/subject_ids.parquet`."""
     few = pc.unique(pa.chunked_array(names, pa.string())).drop_null()
-    path = folder / SUBJECT_IDS
-    path.parent.mkdir(parents=True, exist_ok=True)
     table = pa.table({"subject_id": subject_ids(pa.chunked_array([few])), "source_id": few})
-    pq.write_table(table.sort_by("subject_id"), path)
+    pq.write_table(table.sort_by("subject_id"), folder / SUBJECT_IDS)

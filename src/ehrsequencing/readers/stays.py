@@ -20,7 +20,6 @@ from ehrsequencing.readers.rows import (
     encoded,
     end_of_day,
     is_date,
-    make_rows,
     places,
 )
 from ehrsequencing.records.deaths import AGREE_DAYS, DOUBT_DAYS, filled_period
@@ -106,16 +105,38 @@ def visit_spans(rows: Rows) -> VisitSpans:
     )
 
 
-def rows_outside(rows: Rows, spans: VisitSpans) -> Bools:
-    """(n,) which rows lie more than a day before their visit's first day or after its last; they would stretch it."""
-    start, until = spans.start_us, spans.until_us[rows.visit]
-    first = np.where(start == NO_TIME, NO_TIME, day_of(start) - DAY_US)[rows.visit]
-    is_far = (rows.time_us < first) | (rows.time_us >= until)
-    is_far |= rows.of_role(Role.SPAN) & (rows.end_us >= until)
-    is_far |= (
-        rows.of_role(Role.ISSUED) & (until < UNENDED) & (rows.time_us > spans.end_us[rows.visit])
-    )
-    return is_far & (rows.time_us != NO_TIME) & (rows.visit >= 0)
+def set_known_times(rows: Rows, spans: VisitSpans) -> Bools:
+    """What was reported has the latest time at which it began, or its visit's end if it began before.
+
+    A diagnosis of a visit was known by the visit's end, and not when the disease began, years before. The bill of a
+    stay of more than a day is written at its end.
+
+    Returns:
+        (n,) which rows lie more than a day before their visit's first day or after its last: they would stretch it,
+        and are in no visit any more.
+    """
+    some = np.flatnonzero(rows.of_role(Role.REPORTED, Role.BEGUN, Role.BILLED))
+    first, last, at = rows.time_us[some], rows.end_us[some], rows.visit[some]
+    last = np.where(last == NO_TIME, first, last)
+    start, end = spans.start_us[at], spans.end_us[at]
+    is_early = (end_of_day(first) < start) | ((first <= end) & (end < last))
+    is_billed = (rows.role[some] == Role.BILLED) & (first <= end) & (end - start > DAY_US)
+    rows.count("billed", some[is_billed & ~is_early])
+    rows.time_us[some] = np.where(is_early | is_billed, end, last)
+    is_undated = first == NO_TIME
+    rows.count("began_before", some[is_early & ~is_undated])
+    rows.count("undated", some[is_early & is_undated])
+    rows.lose("no_time", some[rows.time_us[some] == NO_TIME])
+
+    start, end, until = spans.start_us, spans.end_us[rows.visit], spans.until_us[rows.visit]
+    start = np.where(start == NO_TIME, NO_TIME, day_of(start) - DAY_US)[rows.visit]
+    outside = (rows.time_us < start) | (rows.time_us >= until)
+    outside |= rows.of_role(Role.SPAN) & (rows.end_us >= until)
+    outside |= rows.of_role(Role.ISSUED) & (until < UNENDED) & (rows.time_us > end)
+    outside &= (rows.time_us != NO_TIME) & (rows.visit >= 0)
+    rows.visit[outside] = -1
+    rows.count("outside_visit", outside)
+    return outside
 
 
 def name_parts(rows: Rows) -> None:
@@ -202,15 +223,6 @@ _AT_START = (Role.EVENT, Role.REPORTED, Role.BEGUN, Role.BILLED, Role.VISIT, Rol
 _STAYS = (*VISITS, Role.SPAN)
 
 
-def with_stated_deaths(table: pa.Table) -> pa.Table:
-    """The rows, and a death at the end of each stay that ended by one, as its source says."""
-    ended = table.filter(pc.and_(pc.equal(table["left"], Left.DIED), table["end"].is_valid()))
-    base = {name: ended[name] for name in ("subject_id", "source", "left")}
-    code = pa.array([DEATH] * len(ended), pa.string()).dictionary_encode()
-    deaths = make_rows(Role.DEATH, base, code, time=ended["end"])
-    return pa.concat_tables([table, deaths], promote_options="default")
-
-
 def choose_deaths(rows: Rows, drawn_us: int) -> None:
     """Keep the more precise of the deaths of a person, and put one that is known by its year or month only.
 
@@ -252,11 +264,15 @@ def choose_deaths(rows: Rows, drawn_us: int) -> None:
     rows.time_us[placed] = np.maximum(day_of(latest), rows.time_us[placed])
 
 
-def keep_undated_deaths(rows: Rows, died_us: Ints) -> None:
-    """Of a person without a dated death keep one without a date, as a row without a time."""
-    undated = np.flatnonzero(
-        rows.of_role(Role.DEATH) & (rows.time_us == NO_TIME) & (rows.lost == 0)
-    )
+def place_deaths(rows: Rows, died_us: Ints) -> None:
+    """Keep deaths without a date, mark those on which a discharge agrees, move others to it; changes `died_us` (s,).
+
+    A death known by its day moves to the end of a stay on that day that began earlier, is acute or ended by death, if
+    nobody left it alive and no clock of that day is later.
+    """
+    is_death = rows.of_role(Role.DEATH)
+    # of a person without a dated death one without a date is kept, as a row without a time
+    undated = np.flatnonzero(is_death & (rows.time_us == NO_TIME) & (rows.lost == 0))
     _, first = np.unique(rows.subject[undated], return_index=True)
     kept = undated[first][died_us[rows.subject[undated[first]]] == NO_TIME]
     rows.lose("vaguer_death", np.setdiff1d(undated, kept))
@@ -264,26 +280,17 @@ def keep_undated_deaths(rows: Rows, died_us: Ints) -> None:
     rows.role[kept] = Role.STATIC
     rows.count("undated_death", kept)
 
-
-def mark_agreeing_deaths(rows: Rows, died_us: Ints) -> None:
-    """Mark deaths on which a stay's discharge agrees, where the record goes on so that they might be doubted."""
+    # a stay's discharge agrees, where the record goes on so that the death might be doubted
     died = died_us[rows.subject]
-    is_stated = rows.of_role(Role.DEATH) & rows.is_marked("left", Left.DIED)
     late = np.unique(rows.subject[(died != NO_TIME) & (rows.time_us > died + DOUBT_DAYS * DAY_US)])
-    agrees = is_stated & np.isin(rows.subject, late)
-    agrees &= abs(rows.time_us - died) <= AGREE_DAYS * DAY_US
-    kept = np.flatnonzero(agrees)
-    mark = np.full(len(kept), len(rows.codes))
+    agrees_ = is_death & rows.is_marked("left", Left.DIED) & np.isin(rows.subject, late)
+    agrees_ &= abs(rows.time_us - died) <= AGREE_DAYS * DAY_US
+    agrees = np.flatnonzero(agrees_)
+    mark = np.full(len(agrees), len(rows.codes))
     rows.codes = pa.concat_arrays([rows.codes, pa.array([STATED_DEATH + DEATH])])
-    rows.marks.append((kept, died[kept], mark))
+    rows.marks.append((agrees, died[agrees], mark))
 
-
-def put_deaths_at_discharge(rows: Rows, died_us: Ints) -> None:
-    """Move deaths known by their day to the end of a stay on that day, also in `died_us` (s,).
-
-    The stay began earlier, is acute or ended by death, and nobody left it alive; no clock of that day is later.
-    """
-    deaths = np.flatnonzero(rows.of_role(Role.DEATH) & rows.date_only & (rows.lost == 0))
+    deaths = np.flatnonzero(is_death & rows.date_only & (rows.lost == 0))
     day = np.full(len(died_us), UNENDED)
     day[rows.subject[deaths]] = day_of(rows.time_us[deaths])
     some = np.flatnonzero(day[rows.subject] != UNENDED)

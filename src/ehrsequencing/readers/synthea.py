@@ -18,10 +18,10 @@ from ehrsequencing.readers.cells import (
     refuse_scientific,
     whole_text,
 )
-from ehrsequencing.readers.import_report import TableCounts
 from ehrsequencing.readers.registry import Import, reader
 from ehrsequencing.readers.rows import (
     END_SUFFIX,
+    TERMS,
     CodeBook,
     Role,
     joined,
@@ -29,43 +29,12 @@ from ehrsequencing.readers.rows import (
     subject_ids,
     write_subject_names,
 )
-from ehrsequencing.readers.table_files import SourceTable, one_file_each, open_table
+from ehrsequencing.readers.table_files import one_file_each, open_table
 from ehrsequencing.records.events import BIRTH, DEATH
 
+_TERMS = TERMS["synthea"]
 TEXT_VALUE_LENGTH = 64  # a text value up to this length becomes part of the code
-# The vocabulary of each table's codes, if its column SYSTEM does not name one.
-EVENT_TABLES = {
-    "encounters": "SNOMED",
-    "conditions": "SNOMED",
-    "procedures": "SNOMED",
-    "medications": "RxNorm",
-    "immunizations": "CVX",
-    "observations": "LOINC",
-    "allergies": "SNOMED",
-    "careplans": "SNOMED",
-    "devices": "SNOMED",
-    "supplies": "SNOMED",
-    "imaging_studies": "DICOM",
-}
-_SYSTEMS = {"snomed": "SNOMED", "rxnorm": "RxNorm", "loinc": "LOINC", "cvx": "CVX"}
-_STATIC = ("GENDER", "RACE", "ETHNICITY")
-_REPORTS = ("conditions", "allergies")  # may have begun before the encounter that reports them
-_ACUTE = ("inpatient", "emergency", "observation", "icu")
-_TEXTS = ("CODE", "DESCRIPTION", "SYSTEM", "ENCOUNTERCLASS", "VALUE", "UNITS", "TYPE")
-_MODALITY = ("MODALITY_CODE", "MODALITY_DESCRIPTION")
-_PATIENTS = ("ID", "BIRTHDATE", "DEATHDATE", *_STATIC)
-_EVENTS = (
-    "ID",
-    "PATIENT",
-    "ENCOUNTER",
-    "ORGANIZATION",
-    "START",
-    "DATE",
-    "STOP",
-    *_TEXTS,
-    *_MODALITY,
-)
-_DATES = ("BIRTHDATE", "DEATHDATE", "START", "DATE", "STOP")
+EVENT_TABLES: dict[str, str] = _TERMS["tables"]  # and the vocabulary of their codes
 _FIX = "name the folder of Synthea's CSV files, plain or gz"
 
 
@@ -74,57 +43,45 @@ _FIX = "name the folder of Synthea's CSV files, plain or gz"
 )
 def import_synthea(source: str, job: Import) -> None:
     """Read `patients.csv`, `encounters.csv` and the other tables, where they are there; see `Reader`."""
-    files = _find(Path(source))
+    if not Path(source).is_dir():
+        raise EhrseqError("is not a folder", where=source, fix=_FIX)
+    tables, found = ("patients", *EVENT_TABLES), list[tuple[str, Path]]()  # patients first
+    for path in sorted(Path(source).glob("*.[cC]*")):
+        name = path.name.lower().removesuffix(".gz").removesuffix(".csv")
+        found += [(name, path)] if name in tables else []
+    files = one_file_each(found)
+    for name in ("patients", "encounters"):
+        if name not in files:
+            raise EhrseqError(f"holds no {name}.csv", where=source, fix=_FIX)
     job.report.missing += [name for name in EVENT_TABLES if name not in files]
     codes, names = CodeBook(), list[pa.Array]()
     with job.writer(Path(source), encounter=pa.string()) as writer:
         writer.code_facts = lambda seen: codes.facts
-        for counts in job.tables(list(files)):
+        for counts in job.tables([name for name in tables if name in files]):
             table = open_table(files[counts.name], missing=MISSING)
-            dates = _survey(table, counts, job)
             if counts.name == "patients":
-                for block in job.blocks([table], counts, _PATIENTS, dates):
+                person, start = "ID", ""
+                table.check(["ID"])
+                if not table.has("BIRTHDATE"):
+                    job.report.cautions.append(
+                        "patients has no column BIRTHDATE: every age is unknown"
+                    )
+            else:
+                code = "MODALITY_CODE" if counts.name == "imaging_studies" else "CODE"
+                table.check(["PATIENT"], ["START", "DATE"], [code])
+                person, start = "PATIENT", "START" if table.has("START") else "DATE"
+                counts.columns |= {"no_time": start, "no_code": code}
+            counts.columns |= {"no_person": person, "unknown_person": person}
+            counts.required |= {person, start}
+            dates = job.survey([table], counts, _TERMS["dates"])
+            for block in job.blocks([table], counts, _TERMS["columns"], dates):
+                if counts.name == "patients":
                     refuse_scientific(block, "ID")
                     names.append(pc.unique(whole_text(block.name("ID"))))
                     writer.add(_patients(block))
-            else:
-                for block in job.blocks([table], counts, _EVENTS, dates):
+                else:
                     writer.add(_events(counts.name, block, codes, job))
         write_subject_names(names, writer.folder)
-
-
-def _find(source: Path) -> dict[str, Path]:
-    """The known tables of the folder, patients first."""
-    if not source.is_dir():
-        raise EhrseqError("is not a folder", where=str(source), fix=_FIX)
-    tables = ("patients", *EVENT_TABLES)
-    files = [
-        (path.name.lower().removesuffix(".gz").removesuffix(".csv"), path)
-        for path in sorted(source.glob("*.[cC]*"))
-    ]
-    by_table = one_file_each((name, path) for name, path in files if name in tables)
-    for name in ("patients", "encounters"):
-        if name not in by_table:
-            raise EhrseqError(f"holds no {name}.csv", where=str(source), fix=_FIX)
-    return {name: by_table[name] for name in tables if name in by_table}
-
-
-def _survey(table: SourceTable, counts: TableCounts, job: Import) -> dict[str, str]:
-    """Check the columns of a file, find out how its dates are written, and count rows that cannot be parsed."""
-    if counts.name == "patients":
-        person, start = "ID", ""
-        table.check(["ID"])
-        if not table.has("BIRTHDATE"):
-            job.report.cautions.append("patients has no column BIRTHDATE: every age is unknown")
-    else:
-        code = "MODALITY_CODE" if counts.name == "imaging_studies" else "CODE"
-        table.check(["PATIENT"], ["START", "DATE"], [code])
-        person = "PATIENT"
-        start = "START" if table.has("START") else "DATE"
-        counts.columns |= {"no_time": start, "no_code": code}
-    counts.columns |= {"no_person": person, "unknown_person": person}
-    counts.required |= {person, start}
-    return job.survey([table], counts, _DATES)
 
 
 def _patients(block: Block) -> pa.Table:
@@ -135,7 +92,7 @@ def _patients(block: Block) -> pa.Table:
         make_rows(Role.PERSON, base, BIRTH, time=block.times("BIRTHDATE")),
         make_rows(Role.DEATH, base, DEATH, died, time=block.times("DEATHDATE")),
     ]
-    for column in _STATIC:
+    for column in _TERMS["static"]:
         code = joined(pa.scalar(column), block.text(column))
         parts.append(make_rows(Role.STATIC, base, code, pc.is_valid(code)))
     return pa.concat_tables(parts, promote_options="default")
@@ -151,14 +108,27 @@ def _events(name: str, block: Block, codes: CodeBook, job: Import) -> pa.Table:
         code = joined(pa.scalar("DICOM"), block.text("MODALITY_CODE"))
         description = block.text("MODALITY_DESCRIPTION")
     else:
-        code = joined(_vocabulary(block, EVENT_TABLES[name]), block.text("CODE"))
+        # the vocabulary that SYSTEM names ("SNOMED-CT", "http://snomed.info/sct" …), else the table's
+        lower, vocabulary = pc.utf8_lower(block.text("SYSTEM")), pa.scalar(EVENT_TABLES[name])
+        for part, system in _TERMS["systems"].items():
+            is_named = pc.fill_null(pc.match_substring(lower, part), False)
+            vocabulary = pc.if_else(is_named, system, vocabulary)
+        code = joined(vocabulary, block.text("CODE"))
     codes.add(code, description)
     if name == "observations":
-        number, text, valued = _valued(code, block)
+        # CODE//UNIT for a number with a unit, CODE//TEXT for a short text
+        value = block.text("VALUE")
+        is_text = pc.fill_null(pc.equal(pc.utf8_lower(block.text("TYPE")), "text"), False)
+        number = pc.if_else(is_text, NO_NUMBER, parse_numbers(value))
+        text = pc.if_else(number.is_valid(), NO_TEXT, value)
+        short = pc.fill_null(pc.less_equal(pc.utf8_length(text), TEXT_VALUE_LENGTH), False)
+        words = pc.if_else(short, text, NO_TEXT)
+        suffix = pc.if_else(number.is_valid(), block.name("UNITS"), words)
+        valued = pc.coalesce(joined(code, suffix), code)
         codes.add(valued, description, pc.if_else(pc.equal(valued, code), NO_TEXT, code))
         values = {"numeric_value": number, "text_value": text}
         return make_rows(Role.EVENT, base, valued, time=time, **values)
-    is_report = name in _REPORTS and job.settings.known == "latest"
+    is_report = name in _TERMS["reports"] and job.settings.known == "latest"
     events = make_rows(Role.BEGUN if is_report else Role.EVENT, base, code, time=time)
     if name != "encounters":
         return events
@@ -171,32 +141,8 @@ def _events(name: str, block: Block, codes: CodeBook, job: Import) -> pa.Table:
         visit,
         time=time,
         end=block.times("STOP"),
-        acute=pc.is_in(pc.utf8_lower(kind), pa.array(_ACUTE)),
+        acute=pc.is_in(pc.utf8_lower(kind), pa.array(_TERMS["acute"])),
         inpatient=pc.equal(pc.utf8_lower(kind), "inpatient"),
         site=block.name("ORGANIZATION"),
     )
     return pa.concat_tables([stay, events], promote_options="default")
-
-
-def _valued(
-    code: pa.ChunkedArray, block: Block
-) -> tuple[pa.ChunkedArray, pa.ChunkedArray, pa.ChunkedArray]:
-    """Number, text and code of observations: CODE//UNIT for a number with a unit, CODE//TEXT for a short text."""
-    value = block.text("VALUE")
-    is_text = pc.fill_null(pc.equal(pc.utf8_lower(block.text("TYPE")), "text"), False)
-    number = pc.if_else(is_text, NO_NUMBER, parse_numbers(value))
-    numeric = number.is_valid()
-    text = pc.if_else(numeric, NO_TEXT, value)
-    short = pc.fill_null(pc.less_equal(pc.utf8_length(text), TEXT_VALUE_LENGTH), False)
-    suffix = pc.if_else(numeric, block.name("UNITS"), pc.if_else(short, text, NO_TEXT))
-    return number, text, pc.coalesce(joined(code, suffix), code)
-
-
-def _vocabulary(block: Block, default: str) -> pa.ChunkedArray:
-    """The vocabulary that SYSTEM names ("SNOMED-CT", "http://snomed.info/sct" …), else the default."""
-    lower, vocabulary = pc.utf8_lower(block.text("SYSTEM")), pa.scalar(default)
-    for part, name in _SYSTEMS.items():
-        vocabulary = pc.if_else(
-            pc.fill_null(pc.match_substring(lower, part), False), name, vocabulary
-        )
-    return vocabulary

@@ -221,37 +221,36 @@ def _plain(column: pa.Array, missing: Sequence[str]) -> pa.Array:
 # ---- CSV ---------------------------------------------------------------------------------------
 
 
-@dataclass
-class _Lines:
-    """What the lines after the header show, block by block."""
+def _scan(path: Path, delimiter: str, columns: int) -> tuple[Counter[str], dict[str, int], bool]:
+    """What the lines after the header of a CSV file show.
 
-    delimiter: str
-    columns: int
-    filled: int = 0
-    whole: int = 0  # with all delimiters and an even number of quotes
-    odd: int = 0  # with an odd number of quotes
-    first_odd: int | None = None  # number of the line
-    first_uneven: int | None = None  # that with too few or too many delimiters
-    quoted: bool = False  # whether a field is
-
-    def add(self, number: int, block: pa.Array) -> None:
-        """Look at the next lines, the first of which has this number."""
-        filled = np.asarray(pc.greater(pc.binary_length(block), 0))
-        marks = np.asarray(pc.count_substring(block, self.delimiter))
-        quotes = np.asarray(pc.count_substring(block, '"'))
-        is_odd, uneven = quotes % 2 == 1, filled & (marks != self.columns - 1)
-        self.filled += int(filled.sum())
-        self.whole += int((filled & (marks >= self.columns - 1) & ~is_odd).sum())
-        self.odd += int(is_odd.sum())
-        if self.first_odd is None and is_odd.any():
-            self.first_odd = number + int(is_odd.argmax())
-        if self.first_uneven is None and uneven.any():
-            self.first_uneven = number + int(uneven.argmax())
-        if quotes.any() and not self.quoted:
-            mark = "\\t" if self.delimiter == "\t" else f"[{self.delimiter}]"
-            field = rf'(^|{mark})\s*"([^"]|"")*"\s*({mark}|$)'
-            some = block.filter(pa.array(quotes > 0))
-            self.quoted = bool(pc.any(pc.match_substring_regex(some, field)).as_py())
+    Returns:
+        How many are filled, whole (with all delimiters and an even number of quotes), and odd (with an odd number); the
+        number of the first odd line, and of the first uneven one, with too few or too many delimiters; and whether a
+        field is quoted.
+    """
+    seen, first, is_quoted, number = Counter[str](), dict[str, int](), False, 2
+    mark = "\\t" if delimiter == "\t" else f"[{delimiter}]"
+    field = rf'(^|{mark})\s*"([^"]|"")*"\s*({mark}|$)'
+    parse = pacsv.ParseOptions(delimiter="\x01", quote_char=False, ignore_empty_lines=False)
+    convert = pacsv.ConvertOptions(column_types={"line": pa.binary()}, strings_can_be_null=False)
+    for batch in _batches(path, ["line"], parse, convert):
+        lines = batch["line"]
+        filled = np.asarray(pc.greater(pc.binary_length(lines), 0))
+        marks = np.asarray(pc.count_substring(lines, delimiter))
+        quotes = np.asarray(pc.count_substring(lines, '"'))
+        is_odd, is_uneven = quotes % 2 == 1, filled & (marks != columns - 1)
+        seen["filled"] += int(filled.sum())
+        seen["whole"] += int((filled & (marks >= columns - 1) & ~is_odd).sum())
+        seen["odd"] += int(is_odd.sum())
+        for kind, chosen in (("odd", is_odd), ("uneven", is_uneven)):
+            if chosen.any():
+                first.setdefault(kind, number + int(chosen.argmax()))
+        if quotes.any() and not is_quoted:
+            some = lines.filter(pa.array(quotes > 0))
+            is_quoted = bool(pc.any(pc.match_substring_regex(some, field)).as_py())
+        number += len(batch)
+    return seen, first, is_quoted
 
 
 def _csv_table(
@@ -279,14 +278,9 @@ def _csv_table(
         )
     header = [column.strip() or f"unnamed_{place}" for place, column in enumerate(header)]
     names = lower_names(header, where=str(path))
-    lines, number = _Lines(delimiter, len(names)), 2
-    parse = pacsv.ParseOptions(delimiter="\x01", quote_char=False, ignore_empty_lines=False)
-    convert = pacsv.ConvertOptions(column_types={"line": pa.binary()}, strings_can_be_null=False)
-    for batch in _batches(path, ["line"], parse, convert):
-        lines.add(number, batch["line"])
-        number += len(batch)
+    lines, first, is_quoted = _scan(path, delimiter, len(names))
     is_plain = plain_tabs and delimiter == "\t" and '"' not in line
-    has_quotes = not is_plain and (lines.quoted or lines.first_uneven is not None)
+    has_quotes = not is_plain and (is_quoted or "uneven" in first)
     met = Counter[str]()  # rows of the last reading
 
     def skip(_: pacsv.InvalidRow) -> str:
@@ -314,8 +308,9 @@ def _csv_table(
 
     def lost_rows() -> tuple[int, int | None]:
         """A stray quote turns many lines into one field. They count as rows, since each has all its delimiters."""
-        rows = max(lines.whole + (lines.odd + 1) // 2 if has_quotes else lines.filled, met.total())
-        return rows - met["parsed"], lines.first_uneven if met["rejected"] else lines.first_odd
+        rows = lines["whole"] + (lines["odd"] + 1) // 2 if has_quotes else lines["filled"]
+        rows = max(rows, met.total())
+        return rows - met["parsed"], first.get("uneven" if met["rejected"] else "odd")
 
     return SourceTable(str(path), name, names, frozenset(names), read, lost_rows)
 

@@ -1,4 +1,4 @@
-"""What is counted and kept of records, as types: the keys of a prepared set's JSON files."""
+"""What is counted and kept of records: the keys of a prepared set's JSON files, and whether a rule acts unequally."""
 
 from typing import Any, Generic, NotRequired, TypedDict, TypeVar
 
@@ -27,15 +27,6 @@ class RecordsBefore(TypedDict, Generic[N]):
     first_record_later: N
 
 
-class Undated(TypedDict):
-    """What deaths without a date may mean for the risk of a task's first cause."""
-
-    people: int  # with a prediction time, whose follow-up ends at their last sign of life
-    horizon_days: float
-    censored: float  # the risk by then, if all are censored there
-    died: float  # if all died there
-
-
 class CohortCounts(TypedDict):
     """A task's cohort: all of it, or one split."""
 
@@ -45,15 +36,6 @@ class CohortCounts(TypedDict):
     followed: dict[str, int]  # how the follow-up ends
     events: dict[str, int]  # `censored` or cause → subjects
     records_before: list[RecordsBefore[int]]
-
-
-class OutcomeCounts(TypedDict):
-    """How many codes are outcomes, too rare for one, or births, deaths, causes and ends of follow-up."""
-
-    kept: int
-    rare: int
-    ends: int
-    unmatched: list[str]  # patterns that match no code
 
 
 class Attrition(CohortCounts):
@@ -66,9 +48,11 @@ class Attrition(CohortCounts):
     ended_by_death: int
     follow_up: dict[str, int]  # of `count_ends` and `compare_end`
     other_spellings: dict[str, int]  # code → training subjects
-    undated: NotRequired[Undated]  # since 3.0, where there is such a person
+    # since 3.0, where a death has no date: `people` whose follow-up ends at their last sign of life; and the risk of
+    # the first cause by `horizon_days` if all are `censored` there, and if all `died`
+    undated: NotRequired[dict[str, float]]
     splits: dict[str, CohortCounts]
-    outcomes: NotRequired[OutcomeCounts]
+    outcomes: NotRequired[dict[str, Any]]  # counts of `choose_outcomes`
 
 
 class PeopleCounts(TypedDict, Generic[N]):
@@ -87,3 +71,21 @@ Rounded = int | str | None  # a count as `shareable_count` gives it
 TrainingPeople = PeopleCounts[int]  # of 11 people or more
 # made-up records, column by column (subject, day, code, value): the content of `reference.json`; a run's has `risk` too
 Reference = dict[str, list[Any]]
+
+# below and above which a rule acts unequally: probability, difference of shares
+_CHANCE, _FAR = 1e-6, 0.2
+
+
+def unequal(touched: tuple[int, int], people: tuple[int, int]) -> bool:
+    """Whether a rule touches another share of two groups, beyond chance (Fisher's exact test) and by a fifth or more.
+
+    >>> unequal((45, 100), (60, 1000)), unequal((5, 1), (10, 10)), unequal((150, 1000), (300, 10000))
+    (True, False, True)
+    """
+    shares = [some / max(n, 1) for some, n in zip(touched, people, strict=True)]
+    if min(people) == 0 or abs(shares[0] - shares[1]) < _FAR:
+        return False
+    from scipy.stats import fisher_exact  # which takes long to load
+
+    others = [n - some for some, n in zip(touched, people, strict=True)]
+    return bool(fisher_exact([touched, others]).pvalue < _CHANCE)

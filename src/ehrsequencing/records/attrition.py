@@ -3,20 +3,22 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ehrsequencing.config import TaskConfig, format_days
+from ehrsequencing.config.task import CensoringConfig
 from ehrsequencing.core.arrays import Bools
-from ehrsequencing.core.disclosure import SMALLEST_COUNT, count_text
+from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.records.account import (
     Attrition,
     CohortCounts,
-    OutcomeCounts,
     RecordsBefore,
     Step,
-    Undated,
+    unequal,
 )
 from ehrsequencing.records.cohort import ENDINGS, Cohort
 from ehrsequencing.records.events import (
@@ -24,22 +26,34 @@ from ehrsequencing.records.events import (
     DAY_US,
     DEATH,
     NEVER,
+    PERIOD_END,
     UNDATED_DEATH,
     last_time,
     opens_run,
 )
-from ehrsequencing.records.follow_up import end_warnings, unknown_ends
+from ehrsequencing.records.follow_up import MOST
 from ehrsequencing.records.labels import eligibility_steps
 from ehrsequencing.records.meds import SPLITS
-from ehrsequencing.records.unequal import unequal
 from ehrsequencing.records.visits import Record, count_at_or_before
+from ehrsequencing.records.words import lines_of
 
 FEWEST_EVENTS, FEWEST_SUBJECTS = SMALLEST_COUNT, 50  # of an interval or a comparison
-FEW_EVENTS = 100  # training subjects with the event, below which a model is unstable
-SOME_SAME_DAY = (
-    0.01  # share of events on the day of an index, of which nobody knows which came first
-)
-MUCH_IMMORTAL = 0.05  # share of a landmark's subjects whose first record comes after it, above which a warning is due
+_TEMPLATES = Path(__file__).with_name("templates")
+_LIMITS: dict[str, Any] = {  # of warnings
+    "FEWEST_EVENTS": FEWEST_EVENTS,
+    "FEWEST_SUBJECTS": FEWEST_SUBJECTS,
+    "FEW_EVENTS": 100,  # training subjects with the event, below which a model is unstable
+    # share of events on the day of an index, of which nobody knows which came first
+    "SOME_SAME_DAY": 0.01,
+    # share of a landmark's subjects whose first record comes after it
+    "MUCH_IMMORTAL": 0.05,
+    "MOST": MOST,
+    "ALONE_DAYS": 180,  # of deaths without other rows, above which a registry outlives the records
+    "FEW_LOST": 0.01,  # share of the indexes that may have nothing after them where no end is named
+    "MUCH_LOST": 0.01,  # share of an outcome's people who lose it at reading
+    "MUCH_UNSURE": 0.1,  # share of an outcome's people whose diagnosis is not confirmed
+    "PERIOD_END": PERIOD_END,
+}
 
 
 def cohort_steps(task: TaskConfig) -> tuple[str, ...]:
@@ -97,7 +111,7 @@ class Tally:
         self.follow_up = Counter[str](ends)  # with those of `count_ends`
         # code that differs from one of the task in its spelling only → training subjects
         self.other_spellings: dict[str, int] = {}
-        self.undated: Undated | None = None  # of `undated_bounds`
+        self.undated: dict[str, float] | None = None  # of `undated_bounds`
 
     def add_cohort(self, cohort: Cohort, split: NDArray[np.int8], record: Record) -> None:
         """Add a shard: its cohort, each subject's split (S,), and the records."""
@@ -155,7 +169,7 @@ class Tally:
             counts += other.counts[name]
         self.follow_up.update(other.follow_up)
 
-    def as_json(self, outcomes: OutcomeCounts | None = None) -> Attrition:
+    def as_json(self, outcomes: dict[str, Any] | None = None) -> Attrition:
         """Content of `attrition.json`; `outcomes` are the counts of `choose_outcomes`."""
         every = self._counts(slice(None))
         content: Attrition = {
@@ -233,66 +247,14 @@ def attrition_lines(
     task: TaskConfig, attrition: Attrition, *, warnings: Sequence[str] | None = None
 ) -> list[str]:
     """A task's attrition, step by step, its events, and warnings (default: those of `task_warnings`)."""
-    first, *steps = attrition["steps"]
-    lines = [
-        f"task {task.name}",
-        followed_line(task, attrition),
-        f"{first['subjects']:>10,}  {first['step']}{_with_event(first)}",
-    ]
-    lines.extend(
-        f"{s['subjects']:>10,}  subjects: {s['step']} (−{s['excluded']:,}){_with_event(s)}"
-        for s in steps
-        if s["excluded"]
+    return lines_of(
+        _TEMPLATES / "attrition.txt.jinja",
+        task=task,
+        a=attrition,
+        followed=followed_line(task, attrition),
+        from_index=from_index,
+        warnings=task_warnings(task, attrition) if warnings is None else warnings,
     )
-    n, queries = attrition["prediction_times"], attrition["queries"]
-    lines.append(f"{n:>10,}  prediction times, {queries:,} of them queries")
-    for name, part in attrition["splits"].items():
-        events = ", ".join(f"{count:,} {outcome}" for outcome, count in part["events"].items())
-        times = f"with {part['prediction_times']:,} prediction times"
-        lines.append(f"{sum(part['events'].values()):>10,}  subjects in {name}: {events}; {times}")
-    if outcomes := attrition.get("outcomes"):
-        lines.append(
-            f"{'':>10}  outcomes: {outcomes['kept']:,} kept; left out: {outcomes['rare']:,} with too few events, "
-            f"{outcomes['ends']:,} that are births, deaths, causes or censoring"
-        )
-    if later := attrition.get("followed", {}).get("rows_unobserved"):
-        text = "of those not observed at the index have rows other than a death after it"
-        lines.append(f"{later:>10,}  {text}")
-    lines.extend(
-        f"{none:>10,}  of {row['subjects']:,} subjects with a prediction {from_index(row['landmark_days'])} "
-        f"have no record before; {row['first_record_later']:,} have their first one only later"
-        for row in attrition.get("records_before", [])
-        if (none := row["without_record_before"])
-    )
-    warnings = task_warnings(task, attrition) if warnings is None else warnings
-    return lines + [f"warning: {text}" for text in warnings]
-
-
-def _with_event(step: Step[int]) -> str:
-    if "died" not in step:  # of an earlier version
-        return ""
-    return f"; {step['died']:,} of them died, {step['outcomes']:,} have the outcome"
-
-
-def _unequal_steps(task: TaskConfig, attrition: Attrition) -> list[str]:
-    """Warnings of rules that leave out another share of the people with the outcome than of those without.
-
-    Not of an index, which says who is meant, nor of the last three, which know of outcomes: an earlier one, and a
-    follow-up that an outcome may not outlast.
-    """
-    out, steps = list[str](), attrition["steps"]
-    for before, step in pairwise(steps[1:-3]):
-        if "outcomes" not in before:
-            break
-        with_it = before["outcomes"] - step["outcomes"], before["outcomes"]
-        others = step["excluded"] - with_it[0], before["subjects"] - with_it[1]
-        if unequal((with_it[0], others[0]), (with_it[1], others[1])):
-            out.append(
-                f"The rule “{step['step']}” acts unequally: it leaves out {count_text(with_it[0])} of "
-                f"{count_text(with_it[1])} people with {' or '.join(task.outcome)} and {count_text(others[0])} of "
-                f"{count_text(others[1])} without. If it selects by the outcome, risks are wrong."
-            )
-    return out
 
 
 def followed_line(task: TaskConfig, attrition: Attrition) -> str:
@@ -341,63 +303,33 @@ def nobody_left(task: TaskConfig, attrition: Attrition) -> tuple[str, str] | Non
 
 def task_warnings(task: TaskConfig, attrition: Attrition) -> list[str]:
     """What may make a task unsafe to learn from."""
-    out = [
-        f"The pattern {pattern} of outcomes.codes matches no code of the data."
-        for pattern in attrition.get("outcomes", {}).get("unmatched", ())
-    ]
-    if (nobody := nobody_left(task, attrition)) is not None:
-        return [*out, f"The task {nobody[0]}. To help: {nobody[1]}."]
-    alike = attrition.get("other_spellings", {}).items()
-    named = ", ".join(f"{code} ({count_text(n)} training subjects)" for code, n in alike)
-    splits = attrition["splits"]
-    held_out, cause = splits["held_out"]["events"], task.causes[0]
-    after, before = attrition.get("same_day", (0, 0))
-    known = sum(n for name, n in attrition["events"].items() if name != "censored") + before
-    rules = (
-        (
-            bool(alike),
-            f"Codes of the data differ from codes of the task in dots, case or blanks only: {named}. If they mean the "
-            "same, list them beside it, since codes match exactly.",
-        ),
-        (
-            splits["train"]["events"][cause] < FEW_EVENTS,
-            f"Fewer than {FEW_EVENTS} training subjects had the event: expect an unstable model.",
-        ),
-        (
-            too_few(held_out[cause], sum(held_out.values())),
-            f"Fewer than {FEWEST_SUBJECTS} subjects are held out, or fewer than {FEWEST_EVENTS} of them had the event: "
-            "the evaluation will compare no models. Hold out more with splits.by=hash splits.train=0.6 "
-            "splits.tuning=0.1, or repeat the split with ehrseq evaluate RUN --splits 25.",
-        ),
-        (
-            attrition["outcomes_that_end_the_record"] > 0,
-            "The task names no end of follow-up, so each subject's last event ends it, and some outcomes are that "
-            "last event: deaths are counted, survival after the last visit is not. Risks are too high.",
-        ),
-        (
-            task.same_day is None and after + before > SOME_SAME_DAY * known,
-            f"{count_text(after + before)} of {count_text(known)} outcomes and competing events are dated by the day, "
-            f"on the day of an index whose hour is known: {count_text(before)} are taken for earlier than it, "
-            f"{count_text(after)} for later. Say what is right: same_day: before, after, or exclude (nobody's first "
-            "day counts).",
-        ),
+    # Rules that leave out another share of the people with the outcome than of those without. Not of an index, which
+    # says who is meant, nor of the last three, which know of outcomes: an earlier one, and a follow-up that an outcome
+    # may not outlast. Steps of an earlier version have no outcomes.
+    steps, unequal_steps = attrition["steps"], list[tuple[Any, ...]]()
+    for before, step in pairwise(steps[1:-3]):
+        had = before.get("outcomes", 0), before["subjects"] - before.get("outcomes", 0)
+        lost = had[0] - step.get("outcomes", 0)
+        touched = lost, step["excluded"] - lost
+        if unequal(touched, had):
+            unequal_steps.append((step["step"], touched, had))
+    rule = task.censoring
+    return lines_of(
+        _TEMPLATES / "task_warnings.txt.jinja",
+        task=task,
+        a=attrition,
+        nobody=nobody_left(task, attrition),
+        unequal_steps=unequal_steps,
+        ends=Counter[str](attrition.get("follow_up")),  # none of an earlier version: all zero
+        rule=rule,
+        code=" or ".join(rule.code or ()),
+        is_last_but_code=rule == CensoringConfig(code=rule.code, start=rule.start),
+        only_death=set().union(*task.outcome.values()) == {DEATH},
+        asks_of_death=any(DEATH in codes for codes in task.patterns.values()),
+        too_few=too_few,
+        from_index=from_index,
+        **_LIMITS,
     )
-    out += [text for holds, text in rules if holds]
-    out += _unequal_steps(task, attrition) + end_warnings(task, attrition)
-    if attrition.get("ended_by_death"):
-        out.append(
-            "Some subjects die in follow-up, and death is no cause of the task: it is treated as censoring, so risks "
-            "are too high. List it, as in competing: {death: MEDS_DEATH}."
-        )
-    if task.censoring.code and "followed" in attrition:
-        out += unknown_ends(task, attrition["followed"])
-    return out + [
-        f"Some subjects with a prediction {from_index(row['landmark_days'])} have their first record only later: they "
-        "are in the data because they lived to be recorded (immortal time), so risks are too low. Take an index that "
-        "is itself a record, as in {first_visit: true} or {code: X}."
-        for row in attrition.get("records_before", [])
-        if row["first_record_later"] > MUCH_IMMORTAL * row["subjects"]
-    ]
 
 
 def from_index(landmark_days: float) -> str:

@@ -4,7 +4,7 @@ It is `prepare` in a temporary folder, so that both find the same.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ehrsequencing.config import StudyConfig, TaskConfig, format_days
-from ehrsequencing.core.arrays import Bools, Floats
+from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.files import private_folder, read_json
 from ehrsequencing.records.account import Attrition
 from ehrsequencing.records.attrition import attrition_lines, followed_line, task_warnings
@@ -21,7 +21,6 @@ from ehrsequencing.records.events import DAY_US, STATIC
 from ehrsequencing.records.follow_up import (
     bounds_text,
     codes_that_end,
-    silence_warning,
     silent_times,
 )
 from ehrsequencing.records.meds import FIXES, SPLITS, LateRows, MedsReader
@@ -30,7 +29,9 @@ from ehrsequencing.records.shards import PROCESSES, ShardWork, joblib_backend
 from ehrsequencing.records.survey import Progress
 from ehrsequencing.records.timelines import TaskRows, Timelines, open_arrays
 from ehrsequencing.records.vocabulary import Vocabulary
+from ehrsequencing.records.words import lines_of
 
+_TEMPLATES = Path(__file__).with_name("templates")
 LONG_VISIT_DAYS = 30
 FEW_KNOWN = 0.1  # share of the training subjects' rows with a token, below which a model learns next to nothing
 FEW_FOLLOWED = 0.1  # share of subjects whose state at a horizon is known, below which its risk can hardly be evaluated
@@ -57,20 +58,11 @@ class TaskCheck:
     def warnings(self) -> list[str]:
         """What may make the task unsafe to learn from."""
         subjects = sum(self.attrition["events"].values())
-        out = [*task_warnings(self.task, self.attrition), *self.silences]
         lost = {step["step"]: step["excluded"] for step in self.attrition["steps"]}
-        if had := sum(lost[step] for step in lost if "at or before the index" in step):
-            out.append(
-                f"{had:,} subjects have an outcome or competing code at or before their index and are left out. If "
-                "such a code also records history, name one for new events only."
-            )
-        for horizon, known in self.known_at.items():
-            if subjects and known < FEW_FOLLOWED * subjects:
-                out.append(
-                    f"Follow-up is shorter than the horizon {horizon}: what happened by then is known of {known:,} of "
-                    f"{subjects:,} subjects."
-                )
-        return out
+        had = sum(lost[step] for step in lost if "at or before the index" in step)
+        values = {"t": self, "subjects": subjects, "had": had, "FEW_FOLLOWED": FEW_FOLLOWED}
+        own = lines_of(_TEMPLATES / "check_warnings.txt.jinja", **values)
+        return [*task_warnings(self.task, self.attrition), *self.silences, *own]
 
     @property
     def needed_events(self) -> dict[str, dict[str, int]]:
@@ -100,23 +92,22 @@ class DataCheck:
     tasks: list[TaskCheck]  # what each task makes of it
 
     def __repr__(self) -> str:
-        lines = [f"{label:>14}  {text}" for label, text in _fact_lines(self.facts)]
-        lines += [f"warning: {text}" for text in self.facts["warnings"]]
-        lines += fix_lines(self.fixes) or ["nothing to fix"]
-        for task in self.tasks:
-            lines += attrition_lines(task.task, task.attrition, warnings=task.warnings)
-            if undated := task.attrition.get("undated"):
-                lines.append(f"  deaths without a date: {bounds_text(task.task, undated)}")
-            for horizon, needed in task.needed_events.items():
-                words = ", ".join(f"{n:,} for {label}" for label, n in needed.items())
-                lines.append(f"  events needed within {horizon} (Riley): {words}")
-            # events per cause and horizon, counted from each subject's first prediction time
-            rows = {"subjects with an event within": list(task.known_at)}
-            counts = {**task.events_within, "state known": task.known_at}
-            rows |= {label: [f"{n:,}" for n in own.values()] for label, own in counts.items()}
-            width = max(map(len, rows))
-            for label, cells in rows.items():
-                lines.append(f"  {label:<{width}}" + "".join(f"{cell:>9}" for cell in cells))
+        subjects, late = self.facts["subjects"], self.facts["late_rows"]
+        lines = lines_of(
+            _TEMPLATES / "facts.txt.jinja",
+            f=self.facts,
+            by_split={name: subjects[name] for name in SPLITS},
+            splits=_SPLIT_WORDS,
+            long=self.facts["visits"][f"over_{LONG_VISIT_DAYS}_days"],
+            LONG_VISIT_DAYS=LONG_VISIT_DAYS,
+            late=LateRows(**late) if late else None,
+            fixes=fix_lines(self.fixes),
+        )
+        for check in self.tasks:
+            task, undated = check.task, check.attrition.get("undated")
+            lines += attrition_lines(task, check.attrition, warnings=check.warnings)
+            bounds = bounds_text(task, undated) if undated else None
+            lines += lines_of(_TEMPLATES / "task.txt.jinja", t=check, bounds=bounds)
         return "\n".join(lines)
 
     def as_json(self) -> dict[str, Any]:
@@ -144,12 +135,18 @@ def check_data(
             sum(len(getattr(part, name)) for part in splits.values())
             for name in ("start_us", "codes")
         )
+        # what an import of ours warned of, which only its report still knows
+        path = data / "metadata" / "import_report.json"
+        report = read_json(path) if path.is_file() else None
+        imported = report.get("warnings", []) if isinstance(report, dict) else []
         facts = {
             **{name: filled[name] for name in ("splits", "rows", "years", "calendar", "late_rows")},
             "subjects": {
                 "all": filled["subjects"],
                 **{name: len(part) for name, part in splits.items()},
-                "without_birth": _total(part.birth_us == STATIC for part in splits.values()),
+                "without_birth": sum(
+                    int((part.birth_us == STATIC).sum()) for part in splits.values()
+                ),
             },
             "codes": {
                 "all": filled["codes"],
@@ -159,8 +156,8 @@ def check_data(
             },
             "visits": {
                 "all": visits,
-                f"over_{LONG_VISIT_DAYS}_days": _total(
-                    part.end_us - part.start_us > LONG_VISIT_DAYS * DAY_US
+                f"over_{LONG_VISIT_DAYS}_days": sum(
+                    int((part.end_us - part.start_us > LONG_VISIT_DAYS * DAY_US).sum())
                     for part in splits.values()
                 ),
                 "per_subject": round(visits / max(sum(map(len, splits.values())), 1), 2),
@@ -169,16 +166,12 @@ def check_data(
             "warnings": [
                 *data_warnings(filled, min_subjects=min_subjects),
                 *filled["numbers"],
-                *import_warnings(data),
+                *(f"import: {text}" for text in imported),
             ],
         }
         reader = None if filled["calendar"]["beyond_today"] else work.reader
         checks = [_check_task(folder / "tasks" / task.name, task, reader) for task in tasks]
     return DataCheck(facts, Counter(filled["fixes"]), checks)
-
-
-def _total(masks: Iterable[Bools]) -> int:
-    return sum(int(np.count_nonzero(mask)) for mask in masks)
 
 
 def _check_task(folder: Path, task: TaskConfig, reader: MedsReader | None) -> TaskCheck:
@@ -200,34 +193,16 @@ def _check_task(folder: Path, task: TaskConfig, reader: MedsReader | None) -> Ta
     for number, (name, patterns) in enumerate(task.patterns.items(), start=1):
         for one in silent_times(start_us / DAY_US, days, causes == number) if reader else ():
             ended = codes_that_end(reader, one.day, patterns) if reader and one.before else []
-            silences.append(silence_warning(name, one, len(days), ended))
+            month = np.datetime64(int(one.day), "D").astype("datetime64[M]")
+            values = {"name": name, "s": one, "month": month, "people": len(days), "ended": ended}
+            silences += lines_of(_TEMPLATES / "silence.txt.jinja", **values)
     return TaskCheck(task, read_json(folder / "attrition.json"), within, known, tuple(silences))
 
 
 def data_warnings(facts: Mapping[str, Any], *, min_subjects: int) -> list[str]:
     """What may make a prepared set useless, or other than one expects, from the facts of its manifest."""
-    known, changed = facts["known_training_rows"], facts.get("changed_simulation")
-    warnings = []
-    if known is not None and known < FEW_KNOWN:
-        warnings.append(
-            f"Only {known:.1%} of the training subjects' rows have a token; a model cannot use the other rows. A code "
-            f"needs vocabulary.min_subjects={min_subjects} training subjects: set a smaller number (which protects "
-            "people less), or map the codes to a coarser vocabulary."
-        )
-    if changed:
-        warnings.append(
-            "These records count as those of real people: their folder was simulated, but these files are not as the "
-            f"simulation wrote them: {', '.join(changed)}. Simulate again, or remove manifest.json."
-        )
-    return warnings
-
-
-def import_warnings(data: Path) -> list[str]:
-    """What an import of ours warned of, which only its report still knows."""
-    path = data / "metadata" / "import_report.json"
-    report = read_json(path) if path.is_file() else None
-    warnings = report.get("warnings") if isinstance(report, dict) else None
-    return [f"import: {text}" for text in warnings] if isinstance(warnings, list) else []
+    values = {"f": facts, "min_subjects": min_subjects, "FEW_KNOWN": FEW_KNOWN}
+    return lines_of(_TEMPLATES / "data_warnings.txt.jinja", **values)
 
 
 _SPLIT_WORDS = {
@@ -237,31 +212,6 @@ _SPLIT_WORDS = {
     "date": "by the date of the index",
     "site": "by site",
 }
-
-
-def _fact_lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    subjects, rows, codes = facts["subjects"], facts["rows"], facts["codes"]
-    visits = facts["visits"]
-    by_split = ", ".join(f"{subjects[name]:,} {name}" for name in SPLITS)
-    births = f"{subjects['without_birth']:,} without a birth"
-    shards = f"in {rows['shards']:,} shards; {rows['static']:,} without a time, {rows['with_number']:,} with a number"
-    each = f"{visits['per_subject']:,} a subject, with {visits['codes_per_visit']:,} codes each"
-    longer = undated = ""
-    if facts["calendar"]["beyond_today"]:
-        undated = ", mostly after today: dates are not those of the calendar"
-    if long := visits[f"over_{LONG_VISIT_DAYS}_days"]:
-        longer = f"; {long:,} longer than {LONG_VISIT_DAYS} days"
-    lines = [
-        ("subjects", f"{subjects['all']:,} ({by_split}); {births}"),
-        ("splits", _SPLIT_WORDS[facts["splits"]]),
-        ("rows", f"{rows['all']:,} {shards}"),
-        ("years", (" to ".join(map(str, facts["years"])) or "no row but births") + undated),
-        ("codes", f"{codes['all']:,}, of which {codes['tokens']:,} become tokens"),
-        ("visits", f"{visits['all']:,}{longer}; on average {each}"),
-    ]
-    if late := facts["late_rows"]:
-        lines.append(("late rows", f"{LateRows(**late).text}: they do not move the data's end"))
-    return lines
 
 
 def fix_lines(fixes: Mapping[str, int]) -> list[str]:

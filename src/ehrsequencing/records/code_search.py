@@ -5,7 +5,7 @@ is named only if `metadata/codes.parquet` lists it, as in messages about task fi
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -28,42 +28,8 @@ from ehrsequencing.records.prepared import is_simulation
 from ehrsequencing.records.survey import CodeCounts, Progress, Steps, survey
 
 FEWEST_NAMED = 5  # subjects of a code that is named though no metadata lists it
-# What OMOP's visits are, by the names that imports give them without the vocabulary and with it
-_VISITS = {
-    "OMOP//9201": "Inpatient Visit",
-    "Visit//IP": "Inpatient Visit",
-    "Visit/IP": "Inpatient Visit",
-    "OMOP//262": "Emergency Room and Inpatient Visit",
-    "Visit//ERIP": "Emergency Room and Inpatient Visit",
-    "Visit/ERIP": "Emergency Room and Inpatient Visit",
-    "OMOP//9203": "Emergency Room Visit",
-    "Visit//ER": "Emergency Room Visit",
-    "Visit/ER": "Emergency Room Visit",
-    "OMOP//9202": "Outpatient Visit",
-    "Visit//OP": "Outpatient Visit",
-    "Visit/OP": "Outpatient Visit",
-    "OMOP//42898160": "Non-hospital institution Visit",
-    "OMOP//8717": "Inpatient Hospital",
-    "OMOP//8971": "Inpatient Psychiatric Facility",
-    "OMOP//8920": "Comprehensive Inpatient Rehabilitation Facility",
-    "OMOP//32037": "Intensive Care",
-    "OMOP//581379": "Inpatient Critical Care Facility",
-    "OMOP//581382": "Inpatient Intensive Care Facility",
-    "OMOP//581383": "Inpatient Cardiac Care Facility",
-    "OMOP//581384": "Inpatient Nursery",
-    "OMOP//581385": "Observation Room",
-    "OMOP//8870": "Emergency Room - Hospital",
-    "OMOP//8782": "Urgent Care Facility",
-    "OMOP//8883": "Ambulatory Surgical Center",
-    "OMOP//8756": "Outpatient Hospital",
-    "OMOP//8940": "Office",
-    "OMOP//8863": "Skilled Nursing Facility",
-    "OMOP//8676": "Nursing Facility",
-    "OMOP//8546": "Hospice",
-    "OMOP//581476": "Home Visit",
-    "OMOP//581477": "Office Visit",
-    "OMOP//38004207": "Ambulatory Clinic / Center",
-}
+_TERMS = TERMS["templates"]
+_VISITS: dict[str, str] = _TERMS["visits"]  # what OMOP's visits are
 
 
 @dataclass(frozen=True)
@@ -104,7 +70,11 @@ def find_codes(
     """
     reader, descriptions = MedsReader(data, settings), read_descriptions(data)
     parents = read_parents(data)
-    fits = _filter(text, descriptions, parents)
+    is_pattern = text.startswith(("re:", "under:")) or text.endswith("*")
+    matcher, words = (
+        CodeMatcher([text] if is_pattern else (), parents=parents),
+        text.casefold().split(),
+    )
     counts, tick = CodeCounts(), Steps(reader, 0, progress)
     for path in reader.shards:
         counts.add(reader.read(path))
@@ -113,8 +83,12 @@ def find_codes(
     listed = {*descriptions, *parents}
     is_real = not is_simulation(data)
     matches = []
-    for code in filter(fits, {*subjects, *listed}):
+    for code in {*subjects, *listed}:
+        place = f"{code} {_describe(code, descriptions)}".casefold()
+        fits = matcher(code) if is_pattern else all(word in place for word in words)
         people = subjects[code]
+        if not fits:
+            continue
         if is_real and code not in listed and people < FEWEST_NAMED:
             continue
         few = is_real and 0 < people < SMALLEST_COUNT
@@ -122,8 +96,8 @@ def find_codes(
         matches.append(FoundCode(code, _describe(code, descriptions), *shown))
     if not matches:
         known = listed if is_real else listed.union(subjects)
-        words = re.findall(r"\w{3,}", " ".join([*known, *descriptions.values()]).casefold())
-        close = [what_comes_close(word, words) for word in text.casefold().split()]
+        used = re.findall(r"\w{3,}", " ".join([*known, *descriptions.values()]).casefold())
+        close = [what_comes_close(word, used) for word in words]
         raise EhrseqError(
             f"no code fits {text!r}",
             where=str(data),
@@ -142,72 +116,17 @@ def _describe(code: str, descriptions: Mapping[str, str]) -> str:
     return descriptions.get(code) or descriptions.get(whole) or _VISITS.get(whole, "")
 
 
-def _filter(
-    text: str, descriptions: Mapping[str, str], parents: Mapping[str, list[str]]
-) -> Callable[[str], bool]:
-    """Whether a code fits a text."""
-    if text.startswith(("re:", "under:")) or text.endswith("*"):
-        return CodeMatcher([text], parents=parents)
-    words = text.casefold().split()
-
-    def fits(code: str) -> bool:
-        place = f"{code} {_describe(code, descriptions)}".casefold()
-        return all(word in place for word in words)
-
-    return fits
-
-
 # ---- task templates: five common questions in `config/templates/`, with names such as `$ADMISSION` for codes ----
 
-NAMES = (
-    "readmission",
-    "death_after_admission",
-    "in_hospital_death",
-    "first_diagnosis",
-    "next_treatment",
-)
+NAMES: list[str] = _TERMS["names"]
 BLANK = "FILL_IN_"  # what stands in a template for a code that is not known, before its role
 MOST_LIKELY = 10  # codes that are named beside it
 QUIET = (BIRTH, DEATH, *FOLLOW_UP)
-_WORDS = {
-    "ADMISSION": "an admission",
-    "DISCHARGE": "a discharge",
-    "DEATH": "death",
-    "DIAGNOSIS": "a diagnosis",
-    "TREATMENT": "a treatment",
-}
-# What begins a stay and what ends it, hospital stays before those in intensive care. Visits of imports end with
-# their own code and //END; parts of them (//PART) match nothing here.
-_STAY_VISITS = (
-    ("ENCOUNTER//inpatient",),
-    ("OMOP//9201", "OMOP//262", "OMOP//8717", "OMOP//8971"),
-    ("Visit//IP", "Visit//ERIP", "CMS Place of Service//21", "CMS Place of Service//51"),
-    ("Visit/IP", "Visit/ERIP"),
-    ("OMOP//32037", "OMOP//581379", "OMOP//581382", "OMOP//581383"),
-)
-_VISIT_PREFIXES = ("ENCOUNTER//", "Visit/", "CMS Place of Service//", "ED_REGISTRATION")
-_STAYS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
-    (("HOSPITAL_ADMISSION*",), ("HOSPITAL_DISCHARGE*",)),
-    *((codes, tuple(f"{code}//END" for code in codes)) for codes in _STAY_VISITS),
-    (("ADMISSION*",), ("DISCHARGE*", "HOSPITAL_DISCHARGE*")),
-    (("STAY//ADMISSION",), ("STAY//DISCHARGE",)),
-    (("ICU_ADMISSION*",), ("ICU_DISCHARGE*",)),
-)
-# What templates say where people leave unnoticed, or dates are shifted: then the data's end is wrong, and so is the
-# last event. With horizons of days and weeks the data's end is the lesser error, and the only one after a discharge,
-# which nothing follows where nobody comes back. Else the line is left out: it becomes a comment.
-_DOUBT = """# Doubt: for most of the {:,} living people the last row is over two years before the data's end. They
-# left, or dates are shifted. Whoever is not seen again counts as followed without the event.
-"""
-_OMITTED = """# Doubt: for most of the {:,} living people the last row is over two years before the data's end. They
-# left, or dates are shifted. So censoring is left out: the last event ends each follow-up, and risks are too high.
-# Name a code or a date, if there is one that ends it.
-# """
-_DEATHS = (DEATH, "HOSPITAL_DISCHARGE//DIED")
-_ENDS = ("END_OF_FOLLOWUP", "OBSERVATION_PERIOD_END")
-_DIAGNOSES = re.compile(r"(ICD|DIAGNOSIS//|DX//|CONDITION//)|.*\(disorder\)$")
-_SNOMED = re.compile(r"SNOMED//?(?!.*(procedure|encounter|finding|situation|visit))")
-_TREATMENTS = re.compile(r"RX//|RxNorm//|MEDICATION//(START//)?|ATC//|NDC//|DRUG//")
+# what begins a stay and what ends it
+_STAYS: list[tuple[list[str], list[str]]] = [
+    (begins, ends or [f"{code}//END" for code in begins]) for begins, ends in _TERMS["stays"]
+]
+_ROLES = {role: re.compile(pattern) for role, pattern in _TERMS["roles"].items()}
 
 
 @dataclass(frozen=True)
@@ -253,8 +172,8 @@ def suggest(
     gone = living[surveyed.days.day < surveyed.end_us // DAY_US - LONG_DAYS].sum()
     if gone >= MOST * living.sum() and "{code:" not in codes["CENSORING"]:
         codes |= {
-            "DOUBT": _DOUBT.format(living.sum()),
-            "OMITTED": _OMITTED.format(living.sum()),
+            "DOUBT": _TERMS["doubt"].format(living.sum()),
+            "OMITTED": _TERMS["omitted"].format(living.sum()),
         }
     suggestions = []
     for name in NAMES:
@@ -270,7 +189,7 @@ def suggest(
         covers = ""
         if "ADMISSION" in wanted and "ADMISSION" in codes:
             covers = _covers(surveyed.part, people, codes)
-        missing = tuple(_WORDS[role] for role in blanks)
+        missing = tuple(_TERMS["words"][role] for role in blanks)
         suggestions.append(Suggestion(name, title, missing, filled, covers))
     return suggestions
 
@@ -286,9 +205,7 @@ def _blank(
 
     likely = sorted((code for code in people if code not in QUIET), key=rank)[:MOST_LIKELY]
     named = ", ".join(f"{code} ({counts.rows[code]:,} rows)" for code in likely)
-    return (
-        f"# Put the code of {_WORDS[role]} in place of {BLANK}{role}; it may be one of: {named}\n"
-    )
+    return f"# Put the code of {_TERMS['words'][role]} in place of {BLANK}{role}; it may be one of: {named}\n"
 
 
 def _covers(counts: CodeCounts, people: Mapping[str, int], roles: Mapping[str, str]) -> str:
@@ -298,7 +215,7 @@ def _covers(counts: CodeCounts, people: Mapping[str, int], roles: Mapping[str, s
     others = [
         " ".join(filter(None, (code, _VISITS.get(code), f"({counts.rows[code]:,})")))
         for code in sorted(people)
-        if (code in _VISITS or code.startswith(_VISIT_PREFIXES))
+        if (code in _VISITS or code.startswith(tuple(_TERMS["prefixes"])))
         and not (is_stay(code) or code.endswith(("//END", "//PART")))
     ]
     stays = sum(rows for code, rows in counts.rows.items() if is_stay(code))
@@ -320,13 +237,13 @@ def find_roles(
         descriptions: Of codes.
         subjects: People in the data set.
     """
-    end = next((code for code in _ENDS if code in people), None)
+    end = next((code for code in _TERMS["ends"] if code in people), None)
     roles = {
         "CENSORING": f"{{code: {end}}}" if end else "{dataset_end: true}",
         "DOUBT": "",
         "OMITTED": "",
     }
-    if deaths := [code for code in _DEATHS if code in people]:
+    if deaths := [code for code in _TERMS["deaths"] if code in people]:
         roles["DEATH"] = _as_yaml(deaths)
     for admission, discharge in _STAYS:
         if any(map(CodeMatcher(admission), people)):
@@ -341,14 +258,14 @@ def find_roles(
         return sorted(few, key=lambda code: (-people[code], code))[:1]
 
     diagnosis = commonest(
-        lambda c: _DIAGNOSES.match(c) or _DIAGNOSES.match(descriptions.get(c, ""))
-    ) or commonest(lambda c: _SNOMED.match(f"{c} {descriptions.get(c, '').lower()}"))
-    treatment = commonest(_TREATMENTS.match)
+        lambda c: any(map(_ROLES["diagnosis"].match, (c, descriptions.get(c, ""))))
+    ) or commonest(lambda c: _ROLES["snomed"].match(f"{c} {descriptions.get(c, '').lower()}"))
+    treatment = commonest(_ROLES["treatment"].match)
     roles |= {"DIAGNOSIS": _as_yaml(diagnosis)} if diagnosis else {}
     roles |= {"TREATMENT": _as_yaml(treatment)} if treatment else {}
     return roles
 
 
-def _as_yaml(codes: tuple[str, ...] | list[str]) -> str:
+def _as_yaml(codes: Sequence[str]) -> str:
     quoted = ["'" + code.replace("'", "''") + "'" for code in codes]
     return quoted[0] if len(quoted) == 1 else f"[{', '.join(quoted)}]"

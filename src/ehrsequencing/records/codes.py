@@ -147,12 +147,19 @@ class CodeMatcher:
         self.plain = [pattern for pattern, condition in conditions.items() if not condition]
         self._conditions = [condition for condition in conditions.values() if condition]
         self._codes = [*self.plain, *(code for code, _, _ in self._conditions)]
+        roots = [pattern for pattern in self._codes if pattern.startswith("under:")]
+        children = defaultdict[str, list[str]](list)
+        for code, above in (parents or {}).items() if roots else ():
+            for one in above:
+                children[one].append(code)
+        # each pattern → the ontology code that it names, and all codes below that one
+        self._below = dict[str, set[str]]()
+        for pattern in roots:
+            root = pattern.removeprefix("under:")
+            self._below[pattern] = {root} | reachable(root, children)
         for pattern in self._codes:
             if pattern.startswith("re:"):
                 _regex(pattern)
-        self._below = _codes_below(
-            [code for code in self._codes if code.startswith("under:")], parents or {}
-        )
 
     def __call__(self, code: str) -> bool:
         """Whether a code matches any pattern, whatever its number."""
@@ -225,19 +232,6 @@ class CodeMatcher:
         raise EhrseqError(
             f"no code of the data matches {', '.join(self.patterns)}", where=where, fix=fix
         )
-
-
-def _codes_below(patterns: Sequence[str], parents: Mapping[str, list[str]]) -> dict[str, set[str]]:
-    """Each `under:` pattern → the ontology code that it names, and all codes below that one."""
-    children = defaultdict[str, list[str]](list)
-    for code, above in parents.items() if patterns else ():
-        for one in above:
-            children[one].append(code)
-    below = {}
-    for pattern in patterns:
-        root = pattern.removeprefix("under:")
-        below[pattern] = {root} | reachable(root, children)
-    return below
 
 
 def reachable(code: str, links: Mapping[str, list[str]]) -> set[str]:

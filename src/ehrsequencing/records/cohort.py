@@ -48,8 +48,7 @@ from ehrsequencing.records.visits import (
     Record,
     Visits,
     count_at_or_before,
-    counted_from,
-    index_of,
+    is_dated,
     is_undecided,
     next_of,
 )
@@ -201,7 +200,7 @@ class CohortBuilder:
         if episodes is not None and self.task.episodes:
             record = replace(record, hidden=episodes.hidden)
         owner, moment = self._candidates(record)
-        event_us, event_cause = self._first_cause(record)
+        event_us, event_cause, has_outcome = self._first_cause(record)
         death_us = first_time(events, events.is_code(DEATH), record.subject, len(birth_us))
         # nobody is followed or predicted after death
         censor_us = np.where(death_us == STATIC, NEVER, death_us)[owner]
@@ -224,7 +223,9 @@ class CohortBuilder:
         passed = self.eligibility.passed(record, owner, moment)
         if self.censoring_codes is not None:
             n_rules, passed = n_rules + 1, np.where(is_observed, passed + 1, 0)
-        begins = counted_from(t, self.task.same_day)
+        begins = t  # from when on it is history
+        if self.task.same_day == "before":
+            begins = np.where(is_dated(t), t // DAY_US * DAY_US, t)
         reached = n_rules + np.where(moment >= begins, 1, np.where(moment >= censor_us, 2, 4))
         reached = np.where(passed < n_rules, 1 + passed, reached).astype(np.int8)
         valid = reached == n_rules + 4
@@ -256,15 +257,8 @@ class CohortBuilder:
             index_us=moment,
             index_ending=ending,
             is_mark=np.logical_or(*marks),
-            has_outcome=self._has_outcome(record),
+            has_outcome=has_outcome,
         )
-
-    def _has_outcome(self, record: Record) -> Bools:
-        """(S,) who has a code of the outcome."""
-        has = np.zeros(len(record.subject_id), dtype=bool)
-        for matcher in self.cause_codes[: len(self.task.outcome)]:
-            has[record.subject[_matches(record, matcher)]] = True
-        return has
 
     def _ends_record(self, record: Record, rows: CohortRows, *, t_us: Ints) -> int:
         """Where the last event ends the follow-up: subjects with an outcome after everything else they have."""
@@ -284,23 +278,17 @@ class CohortBuilder:
 
     def _candidates(self, record: Record) -> tuple[Ints, Ints]:
         """Index candidates (subject row, time), sorted and distinct, and none before birth."""
-        owner, moment = self._moments(record)
-        moment = index_of(moment, self.task.same_day)
-        born = moment >= record.birth_us[owner]  # `STATIC`, where it is unknown, is before all
-        return owner[born], moment[born]
-
-    def _moments(self, record: Record) -> tuple[Ints, Ints]:
-        """What the task's rule for the index names (subject row, time), sorted and distinct."""
         index, birth_us, visits = self.task.index, record.birth_us, record.visits
         if index.first_visit:
-            owner, first_visit = np.unique(visits.subject, return_index=True)
-            return owner, visits.end_us[first_visit]
-        if index.age is not None:
+            owner, first = np.unique(visits.subject, return_index=True)
+            moment = visits.end_us[first]
+        elif index.age is not None:
             owner = np.flatnonzero(birth_us != STATIC)
-            return owner, birth_us[owner] + round(index.age * DAY_US)
-        if index.date is not None:
-            return np.arange(len(birth_us)), np.full(len(birth_us), parse_date_us(index.date))
-        if self.index_times is not None:
+            moment = birth_us[owner] + round(index.age * DAY_US)
+        elif index.date is not None:
+            owner = np.arange(len(birth_us))
+            moment = np.full(len(birth_us), parse_date_us(index.date))
+        elif self.index_times is not None:
             owner, moment = self.index_times.of(record.subject_id)
         else:
             assert self.index_codes is not None
@@ -310,22 +298,29 @@ class CohortBuilder:
         if index.which == "first":
             owner, first = np.unique(owner, return_index=True)
             moment = moment[first]
-        return owner, moment + round(index.after * DAY_US)
+        moment = moment + round(index.after * DAY_US)
+        if self.task.same_day == "exclude":  # nobody's first day counts
+            moment = moment // DAY_US * DAY_US + DAY_US - 1
+        born = moment >= birth_us[owner]  # `STATIC`, where it is unknown, is before all
+        return owner[born], moment[born]
 
-    def _first_cause(self, record: Record) -> tuple[Ints, NDArray[np.int8]]:
+    def _first_cause(self, record: Record) -> tuple[Ints, NDArray[np.int8], Bools]:
         """The first cause that ends a record, and which: at one instant the task's order decides.
 
-        Where outcomes recur these are the competing events only.
+        Where outcomes recur these are the competing events only. Also says who has a code of the outcome, ever.
         """
-        n_subjects = len(record.subject_id)
+        n_subjects, n_outcomes = len(record.subject_id), len(self.task.outcome)
         event_us, cause = np.full(n_subjects, NEVER), np.zeros(n_subjects, dtype=np.int8)
-        ends_after = len(self.task.outcome) if self.task.recurrent else 0
-        for number, codes in enumerate(self.cause_codes[ends_after:], start=ends_after + 1):
+        has_outcome = np.zeros(n_subjects, dtype=bool)
+        for number, codes in enumerate(self.cause_codes, start=1):
             chosen = _matches(record, codes)
-            first = first_time(record.events, chosen, record.subject, n_subjects)
-            earlier = (first != STATIC) & (first < event_us)
-            event_us[earlier], cause[earlier] = first[earlier], number
-        return event_us, cause
+            if number <= n_outcomes:
+                has_outcome[record.subject[chosen]] = True
+            if number > n_outcomes or not self.task.recurrent:
+                first = first_time(record.events, chosen, record.subject, n_subjects)
+                earlier = (first != STATIC) & (first < event_us)
+                event_us[earlier], cause[earlier] = first[earlier], number
+        return event_us, cause, has_outcome
 
     def _outcomes(self, record: Record) -> _Marks:
         """Every instant of an outcome, with the first cause of the task's order at it."""

@@ -41,7 +41,7 @@ from ehrsequencing.records.events import (
     opens_run,
     within_life,
 )
-from ehrsequencing.records.visits import Record, count_at_or_before, next_of
+from ehrsequencing.records.visits import Record, count_at_or_before, is_dated, next_of
 
 TERMS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("terms.toml").read_text("utf-8"))
 DOUBTFUL = "doubtful_deaths.parquet"  # of a prepared set: subjects whose death is in doubt
@@ -83,7 +83,7 @@ def settle_deaths(events: Events, fixes: Counter[str]) -> Events:
     new_us = np.where(said_us == STATIC, death_us, said_us)
     is_later = (new_us != STATIC)[subject] & (time_us // DAY_US > new_us[subject] // DAY_US)
     # rows with a clock that say that their person was there
-    is_later &= _present(events.codes)[events.code] & ~_is_day(time_us)
+    is_later &= _present(events.codes)[events.code] & ~is_dated(time_us)
     is_later &= ~events.is_code(DEATH)
     seen_us = last_time(events, is_later & inside, subject, n)
     new_us = np.where(seen_us == STATIC, new_us, seen_us)
@@ -113,7 +113,7 @@ def _date(events: Events, is_death: Bools, fixes: Counter[str]) -> Events:
     if not undated.any():
         return events
     subject, n = events.subjects[1], len(events.starts)
-    is_sign = ~is_death & ~np.isin(events.code, _places(events.codes, (BIRTH, *FOLLOW_UP)))
+    is_sign = ~is_death & ~np.isin(events.codes, (BIRTH, *FOLLOW_UP))[events.code]
     last_us = last_time(events, is_sign, subject, n)[subject]
     dated = np.bincount(subject[is_death & ~undated], minlength=n)[subject] > 0
     drop = undated & (dated | (last_us == STATIC))
@@ -123,17 +123,12 @@ def _date(events: Events, is_death: Bools, fixes: Counter[str]) -> Events:
     return events.take(np.lexsort((events.time_us, events.subject_id)))
 
 
-def _is_day(time_us: Ints) -> Bools:
-    """(n,) whether a time is at the start or the last second of its day, as dates without a clock are."""
-    return np.isin(time_us % DAY_US, (0, DAY_US - SECOND_US))
-
-
 def filled_period(time_us: Ints) -> tuple[Ints, Ints]:
     """(n,) first and last second of the year or month that a filled date means: 1 January, 31 December, a 15th.
 
     Elsewhere both are the time.
     """
-    is_date = _is_day(time_us) & (time_us != STATIC)
+    is_date = is_dated(time_us)
     day = np.where(is_date, time_us // DAY_US, 1).astype("datetime64[D]")
     month, year = day.astype("datetime64[M]"), day.astype("datetime64[Y]")
     start, stop = (one.astype("datetime64[D]") for one in (year, year + 1))
@@ -146,10 +141,6 @@ def filled_period(time_us: Ints) -> tuple[Ints, Ints]:
         np.where(is_filled, first * DAY_US, time_us),
         np.where(is_filled, last * DAY_US - SECOND_US, time_us),
     )
-
-
-def _places(codes: tuple[str, ...], names: tuple[str, ...]) -> list[int]:
-    return [place for place, code in enumerate(codes) if code in names]
 
 
 def _renamed(events: Events, chosen: Bools, name: str) -> Events:
@@ -183,7 +174,7 @@ def keep_lifetimes(
     birth_us = first_time(events, is_birth & is_sound, row, n)[row]
     death_us = first_time(events, is_death & is_sound, row, n)[row]
     # a date is at the start or, after an import, at the last second of its day
-    dated = timed & _is_day(time_us)
+    dated = is_dated(time_us)
     inside_us = within_life(time_us, dated, birth_us, death_us)
     fixes["life_day"] += int((inside_us != time_us).sum())
     time_us, events = inside_us, replace(events, time_us=inside_us)
@@ -197,11 +188,14 @@ def keep_lifetimes(
         after &= ~is_end
     is_sound &= ~before & ~after
     static_only = is_sound & ~(np.bincount(row[is_sound & timed], minlength=n) > 0)[row]
-    fixes["late_birth"] += int(late_birth.sum())
-    fixes["early_death"] += int(early_death.sum())
-    fixes["before_birth"] += int(before.sum())
-    fixes["after_death"] += int(after.sum())
-    fixes["static_value"] += int((~timed & ~np.isnan(events.value)).sum())
+    for name, chosen in {
+        "late_birth": late_birth,
+        "early_death": early_death,
+        "before_birth": before,
+        "after_death": after,
+        "static_value": ~timed & ~np.isnan(events.value),
+    }.items():
+        fixes[name] += int(chosen.sum())
     fixes["static_only"] += len(np.unique(row[static_only]))
     is_sound &= ~static_only
     return events if is_sound.all() else events.take(is_sound)
@@ -215,7 +209,7 @@ def deaths_of(record: Record, task: TaskConfig) -> tuple[Record, Ints | None]:
     """
     events, rules = record.events, task.deaths
     counted = {UNDATED_DEATH: rules.undated != "censor", DOUBTFUL_DEATH: rules.doubtful == "keep"}
-    chosen = np.isin(events.code, _places(events.codes, tuple(k for k in counted if counted[k])))
+    chosen = np.isin(events.codes, [code for code in counted if counted[code]])[events.code]
     end_us = None
     if not counted[UNDATED_DEATH] and UNDATED_DEATH in events.codes:
         is_end = events.is_code(UNDATED_DEATH)
@@ -259,24 +253,25 @@ def refuse_undated(task: TaskConfig, counts: Mapping[str, int], bounds: str) -> 
 _END = "//END"  # what imports write behind the code of a stay that ends
 
 
-def _partner(code: str) -> tuple[str, bool] | None:
-    """The code that is none at the instant of this one, and whether the stay is closed by nobody; None for others."""
-    for mark, ending, closes in (
-        (OPEN, _END, True),
-        (TRANSFERRED, _END, True),
-        (MOVED, _END, False),
-        (CONTINUED, "", False),
-    ):
-        if code.startswith(mark):
-            return code.removeprefix(mark) + ending, closes
-    if any(re.fullmatch(pattern, code, re.IGNORECASE) for pattern in TERMS["stays"].values()):
-        return code, True
-    return None
+def _find_partners(codes: tuple[str, ...]) -> dict[str, tuple[str, bool]]:
+    """Code → the code that is none at the instant of this one, and whether the stay is closed by nobody."""
+    out = dict[str, tuple[str, bool]]()
+    said = re.compile("|".join(TERMS["stays"].values()), re.IGNORECASE)
+    for code in codes:
+        if said.fullmatch(code):
+            out[code] = code, True
+        for mark, ending, closes in (
+            (OPEN, _END, True),
+            (TRANSFERRED, _END, True),
+            (MOVED, _END, False),
+            (CONTINUED, "", False),
+        ):
+            if code.startswith(mark):
+                out[code] = code.removeprefix(mark) + ending, closes
+    return out
 
 
-_partners = OfCodes(
-    lambda codes: {code: found for code in codes if (found := _partner(code)) is not None}
-)
+_partners = OfCodes(_find_partners)
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,23 @@ def encode_rows(record: Record, rows: CohortRows, vocabulary: Vocabulary) -> Tas
     known_us = rows.prediction_us.copy()
     before = rows.visits_before > 0
     known_us[before] = visits.end_us[next_visit[before] - 1]
-    unfinished = _encode_unfinished(record, rows, next_visit, vocabulary, known_us)
+    # How many codes of the visit that it lies in each query has seen. The next visit is another subject's where there
+    # is none after the last one that had ended.
+    unfinished = np.zeros(len(rows), dtype=np.int32)
+    row = np.flatnonzero(rows.is_query & (next_visit < len(visits)))
+    visit = next_visit[row]
+    has_begun = visits.start_us[visit] <= rows.prediction_us[row]
+    has_begun &= visits.subject[visit] == rows.subject[row]
+    row, visit, times = row[has_begun], visit[has_begun], record.events.time_us
+    items, bounds = ragged(offsets(visits.visit, len(visits)), visit)
+    event, query = visits.event[items], np.repeat(np.arange(len(row)), np.diff(bounds))
+    is_known = times[event] <= rows.prediction_us[row[query]]
+    event, query = event[is_known], query[is_known]
+    token_query, _, _ = _visit_tokens(record.events, event, query, vocabulary)
+    unfinished[row] = np.bincount(token_query, minlength=len(row))
+    # the last event of each query's visit so far: a visit that has begun has one
+    last = np.cumsum(np.bincount(query, minlength=len(row))) - 1
+    known_us[row] = times[event[last]]
     age, _ = age_years(rows.prediction_us, record.birth_us[rows.subject])
     counts, codes, values = _carry(record, rows, vocabulary)
     return TaskRows(
@@ -129,42 +145,6 @@ def encode_rows(record: Record, rows: CohortRows, vocabulary: Vocabulary) -> Tas
         carry_codes=codes,
         carry_values=values,
     )
-
-
-def _encode_unfinished(
-    record: Record, rows: CohortRows, next_visit: Ints, vocabulary: Vocabulary, known_us: Ints
-) -> Ints32:
-    """How many codes of the visit that it lies in each query has seen; their last moment goes into `known_us`.
-
-    Args:
-        record: The shard.
-        rows: Prediction times.
-        next_visit: (R,) the visit after the last one that had ended; another subject's where there is none.
-        vocabulary: Tokens.
-        known_us: (R,) changed where a query lies in a visit.
-
-    Returns:
-        (R,) counts.
-    """
-    visits, times = record.visits, record.events.time_us
-    counts = np.zeros(len(rows), dtype=np.int32)
-    row = np.flatnonzero(rows.is_query & (next_visit < len(visits)))
-    visit = next_visit[row]
-    has_begun = visits.start_us[visit] <= rows.prediction_us[row]
-    has_begun &= visits.subject[visit] == rows.subject[row]
-    row, visit = row[has_begun], visit[has_begun]
-    if not len(row):
-        return counts
-    items, bounds = ragged(offsets(visits.visit, len(visits)), visit)
-    event, query = visits.event[items], np.repeat(np.arange(len(row)), np.diff(bounds))
-    is_known = times[event] <= rows.prediction_us[row[query]]
-    event, query = event[is_known], query[is_known]
-    token_query, _, _ = _visit_tokens(record.events, event, query, vocabulary)
-    counts[row] = np.bincount(token_query, minlength=len(row))
-    # the last event of each query's visit so far: a visit that has begun has one
-    last = np.cumsum(np.bincount(query, minlength=len(row))) - 1
-    known_us[row] = times[event[last]]
-    return counts
 
 
 def _carry(

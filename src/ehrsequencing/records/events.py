@@ -265,21 +265,6 @@ class KeptRows:
     beyond: Ints  # as in `Events`
     numbers: Ints  # (C,) the number that each of the shard's codes has in the data set
 
-    def between(self, first: int, last: int) -> "KeptRows":
-        """The rows of subjects whose ids are from `first` to `last`, both included."""
-        start = np.searchsorted(self.subject_id, first)
-        stop = np.searchsorted(self.subject_id, last, side="right")
-        ids, offsets = self.subject_id[start:stop], self.offsets[start : stop + 1]
-        return replace(self, subject_id=ids, offsets=offsets)
-
-    def read(self) -> NDArray[np.generic]:
-        """The rows; codes get the data set's numbers."""
-        first, stop = int(self.offsets[0]), int(self.offsets[-1])
-        start = first * self.dtype.itemsize
-        rows = np.fromfile(self.path, self.dtype, count=stop - first, offset=start)
-        rows["code"] = self.numbers[rows["code"]]
-        return rows
-
 
 def keep(events: Events, path: Path, numbers: Ints) -> KeptRows:
     """Write the fixed rows of a shard to a file; `numbers` (C,) are those of its codes."""
@@ -304,7 +289,7 @@ def read_kept(
     """The rows of some subjects, from all shards that hold any, in pieces of whole subjects.
 
     Args:
-        shards: As `KeptRows.between` gives them, none of them empty.
+        shards: As `ranges` gives them, none of them empty.
         codes: All codes of the data set.
         group: The group of each subject id (S,). Subjects come group by group, in each by their ids.
         rows: About so many rows make a piece, few enough for the processor's cache.
@@ -312,7 +297,14 @@ def read_kept(
     Yields:
         Rows by subject and time.
     """
-    stored = np.concatenate([shard.read() for shard in shards])
+    parts = []
+    for shard in shards:
+        first, stop = int(shard.offsets[0]), int(shard.offsets[-1])
+        start = first * shard.dtype.itemsize
+        part = np.fromfile(shard.path, shard.dtype, count=stop - first, offset=start)
+        part["code"] = shard.numbers[part["code"]]  # those of the data set
+        parts.append(part)
+    stored = np.concatenate(parts)
     subject_id = np.concatenate([shard.subject_id for shard in shards])
     counts = np.concatenate([np.diff(shard.offsets) for shard in shards])
     beyond = np.concatenate([shard.beyond for shard in shards])
@@ -340,5 +332,14 @@ def ranges(shards: Sequence[KeptRows], parts: int) -> Iterator[list[KeptRows]]:
     stops = np.searchsorted(rows, np.linspace(0, rows[-1], parts + 1)[1:])
     stops = np.unique(np.append(stops, len(ids) - 1))
     for before, last in pairwise([-1, *stops.tolist()]):
-        inside = [shard.between(ids[before + 1], ids[last]) for shard in shards]
-        yield [shard for shard in inside if len(shard.subject_id)]
+        inside = list[KeptRows]()
+        for shard in shards:
+            start = np.searchsorted(shard.subject_id, ids[before + 1])
+            stop = np.searchsorted(shard.subject_id, ids[last], side="right")
+            own = replace(
+                shard,
+                subject_id=shard.subject_id[start:stop],
+                offsets=shard.offsets[start : stop + 1],
+            )
+            inside += [own] if stop > start else []
+        yield inside

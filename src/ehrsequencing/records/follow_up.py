@@ -13,10 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ehrsequencing.config import TaskConfig, format_days
-from ehrsequencing.config.task import CensoringConfig
 from ehrsequencing.core.arrays import Bools, Floats, Ints
-from ehrsequencing.core.disclosure import SMALLEST_COUNT, count_text
-from ehrsequencing.records.account import Attrition, Undated
+from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.records.codes import PROVISIONAL, CodeMatcher, code_type
 from ehrsequencing.records.cohort import CohortBuilder, CohortRows
 from ehrsequencing.records.events import (
@@ -25,7 +23,6 @@ from ehrsequencing.records.events import (
     DEATH,
     DOUBTFUL_DEATH,
     NEVER,
-    PERIOD_END,
     STATIC,
     UNDATED_DEATH,
     Events,
@@ -42,12 +39,6 @@ from ehrsequencing.records.visits import Record
 MOST = 0.5  # share of the subjects without the event from which on their rows speak against an end of follow-up
 # days after somebody's last row, above which an end by design may have missed that they left
 LONG_DAYS = 730
-ALONE_DAYS = 180  # of deaths without other rows, above which a registry outlives the records
-MUCH_UNSURE = 0.1  # share of an outcome's people whose diagnosis is not confirmed, above which a warning is due
-MUCH_LOST = (
-    0.01  # share of an outcome's people who lose it at reading, above which a warning is due
-)
-FEW_LOST = 0.01  # share of the indexes that may have nothing after them where no end is named
 
 
 def count_ends(
@@ -84,6 +75,17 @@ def count_ends(
     is_last = (code_us != STATIC) & (code_us // DAY_US == other_us // DAY_US)
     designed_us = designed_end(builder.task.censoring, record.birth_us, dataset_end_us)
     is_late = (designed_us == end_us) & (row_us < end_us - LONG_DAYS * DAY_US) & (end_us != NEVER)
+    # per outcome: who has a confirmed code of it, and who codes that are not confirmed only
+    unsure, sure = np.array([code.endswith(PROVISIONAL) for code in events.codes]), Counter[str]()
+    for (name, patterns), matcher in zip(
+        builder.task.outcome.items(), builder.cause_codes, strict=False
+    ):
+        if unsure.any():
+            known = np.unique(record.subject[matcher.events(events)])
+            is_other = CodeMatcher(patterns, parents=builder.parents).mask(events.codes) & unsure
+            others = np.unique(record.subject[is_other[events.code]])
+            sure[f"confirmed {name}"] = len(known)
+            sure[f"unconfirmed {name}"] = len(np.setdiff1d(others, known))
     who = np.unique(rows.subject)
     deaths = {"dated": DEATH, "undated": UNDATED_DEATH, "doubtful": DOUBTFUL_DEATH}
     return {
@@ -91,33 +93,16 @@ def count_ends(
             f"{name}_deaths": int(np.isin(who, record.subject[events.is_code(code)]).sum())
             for name, code in deaths.items()
         },
-        **_count_unsure(builder, record),
+        **sure,
         "without_event": len(first),
         "end_on_last_day": int(is_last.sum()),
         "end_years_after": int(is_late.sum()),
     }
 
 
-def _count_unsure(builder: CohortBuilder, record: Record) -> Counter[str]:
-    """Per outcome: subjects with a confirmed code of it, and those with codes that are not confirmed only."""
-    events, counts = record.events, Counter[str]()
-    is_unsure = np.array([code.endswith(PROVISIONAL) for code in events.codes])
-    for (name, patterns), sure in zip(
-        builder.task.outcome.items(), builder.cause_codes, strict=False
-    ):
-        if not is_unsure.any():
-            break
-        known = np.unique(record.subject[sure.events(events)])
-        unsure = CodeMatcher(patterns, parents=builder.parents).mask(events.codes) & is_unsure
-        others = np.unique(record.subject[unsure[events.code]])
-        counts[f"confirmed {name}"] = len(known)
-        counts[f"unconfirmed {name}"] = len(np.setdiff1d(others, known))
-    return counts
-
-
 def undated_bounds(
     folder: Path, builder: CohortBuilder, undated: Sequence[tuple[Ints, Ints]]
-) -> Undated | None:
+) -> dict[str, float] | None:
     """The risk of a task's first cause if all deaths without a date were at the last sign of life, and if none were.
 
     Args:
@@ -151,29 +136,24 @@ def undated_bounds(
     ends = np.concatenate(cause)
     if not undecided.any():
         return None
-    none, all_ = (_risk(every, np.where(undecided, n, ends), horizon) for n in (0, deaths[0]))
+    order = np.argsort(every)
+    time, first = np.unique(every[order], return_index=True)
+    at_risk, risks = len(every) - first, list[float]()
+    for answer in (0, deaths[0]):  # cumulative incidence of the first cause (Aalen–Johansen)
+        kind = np.where(undecided, answer, ends)[order]
+        ended = np.add.reduceat(kind > 0, first, dtype=float)
+        had = np.add.reduceat(kind == 1, first, dtype=float)
+        free = np.r_[1.0, np.cumprod(1 - ended / at_risk)[:-1]]
+        risks.append(float((free * had / at_risk)[time <= horizon].sum()))
     return {
         "people": int(undecided.sum()),
         "horizon_days": horizon,
-        "censored": none,
-        "died": all_,
+        "censored": risks[0],
+        "died": risks[1],
     }
 
 
-def _risk(days: Floats, cause: Ints, horizon_days: float) -> float:
-    """Cumulative incidence of the first cause by a horizon (Aalen–Johansen)."""
-    order = np.argsort(days)
-    time, first = np.unique(days[order], return_index=True)
-    at_risk = len(days) - first
-    ended, had = (
-        np.add.reduceat((cause[order] > 0) if k is None else cause[order] == k, first, dtype=float)
-        for k in (None, 1)
-    )
-    free = np.r_[1.0, np.cumprod(1 - ended / at_risk)[:-1]]
-    return float((free * had / at_risk)[time <= horizon_days].sum())
-
-
-def bounds_text(task: TaskConfig, bounds: Undated) -> str:
+def bounds_text(task: TaskConfig, bounds: Mapping[str, float]) -> str:
     """Both risks in words."""
     name, horizon = task.causes[0], format_days(bounds["horizon_days"])
     return (
@@ -231,130 +211,6 @@ def compare_end(
         "subjects_after_today": int(days.leaving[after].sum()),
         "deaths_alone": min(last_death, end_day) - last_other,
     }
-
-
-def end_warnings(task: TaskConfig, attrition: Attrition) -> list[str]:
-    """What the records say against a task's end of follow-up."""
-    rule, steps = task.censoring, attrition["steps"]
-    ends = Counter[str](attrition.get("follow_up"))  # none of an earlier version: all zero
-    without, same_day, years_after = (
-        ends[name] for name in ("without_event", "end_on_last_day", "end_years_after")
-    )
-    came, left = (step["indexes"] for step in steps[-3:-1])  # before and after "followed up"
-    rules = (
-        (
-            ends["days_after_today"] > 0 and rule.date is None,
-            f"The data's end lies {ends['days_after_today']:,} days after today, and rows of "
-            f"{count_text(ends['subjects_after_today'])} subjects lie after today: time that is still to come counts "
-            "as observed, so risks are too low. Remove such rows, and name the day of the export, as in "
-            "data.extracted=2020-12-31.",
-        ),
-        (
-            ends["days_after_today"] > 0 and rule.date is not None,
-            f"censoring.date lies {ends['days_after_today']:,} days after today: nobody has been observed until then. "
-            "Name a date that has passed.",
-        ),
-        (
-            same_day >= max(1, MOST * without),
-            f"For {count_text(same_day)} of {count_text(without)} subjects without the event, "
-            f"{' or '.join(rule.code or ())} is on the day of their last event, so that events after it count and time "
-            "without one does not: risks are too high. Name an end of follow-up that no event sets, as in censoring: "
-            "{date: 2020-12-31} or {dataset_end: true}.",
-        ),
-        (
-            years_after >= max(1, MOST * without),
-            f"For {count_text(years_after)} of {count_text(without)} subjects without the event, follow-up ends more "
-            "than two years after their last row: if they left, or if dates are shifted, events of that time are "
-            "missing and risks are too low. Name a code that ends their record, or an earlier date, under censoring.",
-        ),
-        (
-            # a registry of deaths may outlive the records where death is all that is asked
-            any((rule.date, rule.age, rule.dataset_end))
-            and set().union(*task.outcome.values()) != {DEATH}
-            and ends["deaths_alone"] > ALONE_DAYS,
-            f"Deaths are recorded for {ends['deaths_alone']:,} days after all other rows: in that time nothing else "
-            "can be observed, so risks of it are too low. End follow-up with the other rows, as in censoring: "
-            "{date: 2020-12-31}.",
-        ),
-        (
-            rule.is_last_event and came - left > FEW_LOST * came,
-            f"The task names no end of follow-up, and nothing follows {count_text(came - left)} of {count_text(came)} "
-            "indexes: these are left out, so that only people to whom something happens are left, and risks are too "
-            "high. Say when follow-up ends, as in censoring: {dataset_end: true}.",
-        ),
-    )
-    return [text for holds, text in rules if holds] + _left_out(task, ends)
-
-
-def _left_out(task: TaskConfig, counts: Counter[str]) -> list[str]:
-    """Deaths and events that a task does not count, or counts as its `deaths` says."""
-    out = list[str]()
-    undated = counts["undated_deaths"]
-    if undated and any(DEATH in codes for codes in task.patterns.values()):
-        say = "end their follow-up" if task.deaths.undated == "censor" else "count as deaths"
-        out.append(
-            f"{count_text(undated)} people are known to be dead without a date, and {say} at their last sign of life. "
-            "ehrseq check prints the risk for both choices; to choose, set deaths: {undated: at_last_sign} or "
-            "deaths: {undated: censor}."
-        )
-    if doubtful := counts["doubtful_deaths"]:
-        say = "count" if task.deaths.doubtful == "keep" else "were dropped"
-        out.append(
-            f"{count_text(doubtful)} people were seen on two days or more, over 60 days after their death: these "
-            f"deaths {say}. ehrseq prepare lists these people in doubtful_deaths.parquet; to count the deaths, set "
-            "deaths: {doubtful: keep}."
-        )
-    for name in task.causes:
-        if beyond := counts[f"beyond {name}"]:
-            out.append(
-                f"{count_text(beyond)} events {name} lie after the data's end, long after nearly all other rows, and "
-                "do not count: everybody's follow-up ends there. If it goes on until then, name its last day, as in "
-                "data.extracted=2020-12-31."
-            )
-        before, after = counts[f"before {name}"], counts[f"after {name}"]
-        if before - after > MUCH_LOST * before:
-            out.append(
-                f"{count_text(before - after)} of {count_text(before)} people with a code of {name} lose it when their "
-                "records are read, because of its time: before a birth, after a death, or in an impossible year. See "
-                "what was fixed, and correct these dates."
-            )
-        sure, unsure = counts[f"confirmed {name}"], counts[f"unconfirmed {name}"]
-        if unsure > MUCH_UNSURE * (sure + unsure):
-            out.append(
-                f"{count_text(unsure)} of {count_text(sure + unsure)} people with a code of {name} have it only as a "
-                "diagnosis that is not confirmed, which is no outcome. If yours are confirmed by default, import with "
-                "import.provisional=confirmed, or list the codes with //provisional."
-            )
-    return out
-
-
-def unknown_ends(task: TaskConfig, counts: Mapping[str, int]) -> list[str]:
-    """What the code of `censoring` does not tell."""
-    rule, code = task.censoring, " or ".join(task.censoring.code or ())
-    without = counts["alive_without_code"] + counts["died_without_code"]
-    by_last_event = rule == CensoringConfig(code=rule.code, start=rule.start)
-    is_record = task.index.code is not None or task.index.first_visit
-    rules = (
-        (
-            by_last_event and without and (counts["other"] or counts["died_with_code"]),
-            f"{count_text(without)} of {count_text(counts['with_index'])} people with an index are without {code}, the "
-            "code of censoring: their last event ends their follow-up, so deaths after their last visit are counted, "
-            "survival after it is not. Risks are too high.",
-        ),
-        (
-            not is_record and counts["died_without_code"] and not counts["died_with_code"],
-            f"Nobody who died has {code}, and the index is not itself a record: people who left before their index and "
-            "died later cannot be distinguished from people who stayed, so they may be in the cohort because they "
-            "died. Take an index that is a record, as in {first_visit: true} or {code: X}.",
-        ),
-        (
-            counts["rows_unobserved"] and rule.start is None and PERIOD_END not in code,
-            f"Some people whose index comes after their last {code} have rows other than a death after the index. If "
-            "they were under observation again, name the code at which that begins, as in "
-            f"censoring: {{code: {code}, start: X}}.",
-        ),
-    )
-    return [text for holds, text in rules if holds]
 
 
 # ---- whether an outcome could happen: times in which its codes were not in use yet, or no more ----
@@ -427,17 +283,3 @@ def codes_that_end(shards: Iterable[Events], day: float, patterns: Iterable[str]
         and counts.subjects[code] >= SMALLEST_COUNT
     ]
     return sorted(ended, key=lambda code: -counts.subjects[code])[:_NAMED]
-
-
-def silence_warning(name: str, silence: Silence, people: int, ended: list[str]) -> str:
-    """What a silent time means for a task."""
-    month = np.datetime64(int(silence.day), "D").astype("datetime64[M]")
-    begins, side, then = (
-        ("begins", "before", "later") if silence.before else ("ends", "after", "earlier")
-    )
-    like = f" Codes that end there: {', '.join(ended)}." if ended else ""
-    return (
-        f"The outcome {name} {begins} in {month}: {silence.people:,} of {people:,} people were at risk {side}, when "
-        f"{silence.expected:,.0f} events would be expected at the {then} rate, and there is none. If its codes "
-        f"were not in use, list those that were, or take an index and an end within the time of their use.{like}"
-    )

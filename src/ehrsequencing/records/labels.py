@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pv
 import pyarrow.parquet as pq
 
-from ehrsequencing.config import EligibilityConfig, HistoryCode, TaskConfig, format_days
+from ehrsequencing.config import EligibilityConfig, HistoryCode, TaskConfig
 from ehrsequencing.config.task import CensoringConfig
 from ehrsequencing.core.arrays import Bools, Floats, Ints, spans
 from ehrsequencing.core.errors import EhrseqError
@@ -36,6 +36,7 @@ from ehrsequencing.records.meds import SPLITS, parquet_files
 from ehrsequencing.records.parquet_rows import read_table, subject_ids
 from ehrsequencing.records.timelines import TaskRecords, TaskRows, open_arrays
 from ehrsequencing.records.visits import Record, count_at_or_before, next_of
+from ehrsequencing.records.words import lines_of
 
 # Columns that name the index, the best first; matched without regard to case, as OHDSI exports come in either.
 _MOMENTS = ("prediction_time", "index_timestamp", "trigger", "cohort_start_date")
@@ -94,7 +95,26 @@ def read_index_times(path: Path, *, cohort_id: int | None = None) -> IndexTimes:
             where=str(path),
             fix=f"it needs subject_id and one of {', '.join(_MOMENTS)}",
         )
-    table = _one_cohort(table, names.get(_COHORT_ID), cohort_id, path)
+    column = names.get(_COHORT_ID)
+    if column is None and cohort_id is not None:
+        raise EhrseqError(
+            f"has no column {_COHORT_ID}", where=str(path), fix="leave index.cohort_id out"
+        )
+    if column is not None:
+        distinct = pc.unique(table[column]).to_pylist()
+        if cohort_id is None and len(distinct) > 1:
+            raise EhrseqError(
+                f"holds {len(distinct)} cohorts",
+                where=str(path),
+                fix="name one with index.cohort_id",
+            )
+        if cohort_id not in (None, *distinct):
+            raise EhrseqError(
+                f"holds no cohort {cohort_id}",
+                where=f"{path}, {column}",
+                fix=f"it holds {len(distinct)} other cohorts",
+            )
+        table = table if cohort_id is None else table.filter(pc.equal(table[column], cohort_id))
     ids = subject_ids(table[names["subject_id"]], path).to_numpy()
     times = _times(table[moment], path)
     if not len(ids):
@@ -183,27 +203,6 @@ def _read(path: Path) -> pa.Table:
                 "cannot be read as CSV", where=str(path), fix="save it as CSV again"
             ) from error
     return read_table(path)
-
-
-def _one_cohort(table: pa.Table, column: str | None, cohort_id: int | None, path: Path) -> pa.Table:
-    if column is None and cohort_id is None:
-        return table
-    if column is None:
-        raise EhrseqError(
-            f"has no column {_COHORT_ID}", where=str(path), fix="leave index.cohort_id out"
-        )
-    distinct = pc.unique(table[column]).to_pylist()
-    if cohort_id is None and len(distinct) > 1:
-        raise EhrseqError(
-            f"holds {len(distinct)} cohorts", where=str(path), fix="name one with index.cohort_id"
-        )
-    if cohort_id is not None and cohort_id not in distinct:
-        raise EhrseqError(
-            f"holds no cohort {cohort_id}",
-            where=f"{path}, {column}",
-            fix=f"it holds {len(distinct)} other cohorts",
-        )
-    return table if cohort_id is None else table.filter(pc.equal(table[column], cohort_id))
 
 
 def _times(column: pa.ChunkedArray, path: Path) -> Ints:
@@ -350,26 +349,8 @@ def _time_since(first_us: Ints, moment_us: Ints) -> Ints:
 
 def eligibility_steps(rules: EligibilityConfig | None) -> tuple[str, ...]:
     """The criteria in words, one attrition step each, in the order in which they are applied."""
-    if rules is None:
-        return ()
-    steps = []
-    if rules.history > 0:
-        steps.append(f"with {format_days(rules.history)} of history before the index")
-    if rules.min_age is not None or rules.max_age is not None:
-        low = f"of {format_days(rules.min_age)} or older" if rules.min_age is not None else ""
-        high = f"younger than {format_days(rules.max_age)}" if rules.max_age is not None else ""
-        steps.append(f"{' and '.join(filter(None, (low, high)))} at the index")
-    steps += [f"with {_in_words(rule)}" for rule in rules.must_have]
-    steps += [f"without {_in_words(rule)}" for rule in rules.must_not_have]
-    return tuple(steps)
-
-
-def _in_words(rule: HistoryCode) -> str:
-    times = f"{rule.count} times " if rule.count > 1 else ""
-    when = "up to the index"
-    if rule.within is not None:
-        when = f"within {format_days(rule.within)} before the index"
-    return f"{times}{' or '.join(rule.code)} {when}"
+    path = Path(__file__).with_name("templates") / "eligibility.txt.jinja"
+    return () if rules is None else tuple(lines_of(path, r=rules))
 
 
 def _has(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from ehrsequencing.config import DataConfig, StudyConfig, ValuesConfig
 from ehrsequencing.core.arrays import Ints
@@ -90,7 +91,21 @@ def find_shards(data: Path) -> list[Path]:
         EhrseqError: No such folder, no shard in it, a folder that cannot be listed, or a link that leads out of the
             data set, to another folder or nowhere.
     """
-    fix = _import_of(data) or "name the folder of a MEDS data set"
+    # it may be a source that an import reads
+    listed = os.listdir(data) if data.is_dir() else [data.name] if data.is_file() else []
+    names = {name.lower().removesuffix(".gz") for name in listed}
+    endings = {name.rpartition(".")[2] for name in names}
+    kinds = {
+        "omop": any(name.partition(".")[0] == "person" for name in names),
+        "synthea": {"patients.csv", "encounters.csv"} <= names,
+        "fhir": MANIFEST not in names and not endings.isdisjoint({"ndjson", "json"}),
+        "csv": data.is_file() and not endings.isdisjoint({"csv", "tsv", "parquet"}),
+    }
+    kind = next((kind for kind, is_so in kinds.items() if is_so), None)
+    fix = "name the folder of a MEDS data set"
+    if kind is not None:
+        more = " --map map.yaml" if kind == "csv" else ""
+        fix = f"make one with ehrseq import {kind} {data}{more} meds"
     if not data.is_dir():
         raise EhrseqError("is not a folder", where=str(data), fix=fix)
     shards = parquet_files(data / "data")
@@ -104,24 +119,6 @@ def find_shards(data: Path) -> list[Path]:
                 fix="copy the file into the folder",
             )
     return shards
-
-
-def _import_of(source: Path) -> str | None:
-    """The import that reads a file or folder which is no MEDS data set; None for one that none reads."""
-    listed = os.listdir(source) if source.is_dir() else [source.name] if source.is_file() else []
-    names = {name.lower().removesuffix(".gz") for name in listed}
-    endings = {name.rpartition(".")[2] for name in names}
-    kind = None
-    if any(name.partition(".")[0] == "person" for name in names):
-        kind = "omop"
-    elif {"patients.csv", "encounters.csv"} <= names:
-        kind = "synthea"
-    elif MANIFEST not in names and endings & {"ndjson", "json"}:
-        kind = "fhir"
-    elif source.is_file() and endings & {"csv", "tsv", "parquet"}:
-        kind = "csv"
-    more = " --map map.yaml" if kind == "csv" else ""
-    return f"make one with ehrseq import {kind} {source}{more} meds" if kind else None
 
 
 def parquet_files(root: Path) -> list[Path]:
@@ -196,7 +193,13 @@ class MedsReader:
         self.encounter_column = visits.column if visits.by == "encounter" else None
         self.time_zone = settings.time_zone
         self.shards = find_shards(data)
-        self._manifest = _own_manifest(data)
+        found = read_json(data / MANIFEST) if (data / MANIFEST).is_file() else None
+        self._manifest: dict[str, Any] = {"files": {}}
+        if isinstance(found, dict) and "digest" in found:  # else it is another program's
+            self._manifest = read_manifest(data, what="a MEDS data set", verify=False)
+        for name in self._manifest["files"]:
+            if name.startswith("metadata/"):
+                require_unchanged(data, self._manifest, name, fix=_EDITED)
         self._is_import = IMPORT_SETTINGS in read_card(data)
         check_schemas(self.shards)
         self.fixes, self.people = Counter[str](), Counter[str]()
@@ -244,18 +247,6 @@ class MedsReader:
             self.people[f"before {name}"] += len(before)
             self.people[f"after {name}"] += len(np.unique(fixed.subject_id[matcher.events(fixed)]))
         return fixed
-
-
-def _own_manifest(data: Path) -> dict[str, Any]:
-    """The manifest of a data set that ehrseq wrote, once its metadata is as it lists it; else one without files."""
-    found = read_json(data / MANIFEST) if (data / MANIFEST).is_file() else None
-    if not isinstance(found, dict) or "digest" not in found:  # none, or another program's
-        return {"files": {}}
-    manifest = read_manifest(data, what="a MEDS data set", verify=False)
-    for name in manifest["files"]:
-        if name.startswith("metadata/"):
-            require_unchanged(data, manifest, name, fix=_EDITED)
-    return manifest
 
 
 def read_card(data: Path) -> dict[str, Any]:
@@ -326,19 +317,38 @@ def fix(
     events = _rename(events, DEATH, DEATH_NAMES, fixes, "death_name")
     if declared_us is not None:
         # a year of 9999 means unknown, and is dropped later; static rows are early
-        late = np.flatnonzero((events.time_us > declared_us) & (events.time_us < MAX_US))
-        if len(late):
+        after = np.flatnonzero((events.time_us > declared_us) & (events.time_us < MAX_US))
+        if len(after):
             raise EhrseqError(
-                f"{len(late)} rows are after the date of extraction",
-                where=f"{path}, row {late[0]}",
+                f"{len(after)} rows are after the date of extraction",
+                where=f"{path}, row {after[0]}",
                 fix="correct data.extracted or the data",
             )
-    if values is not None:
-        events = _with_values(events, values, fixes)
+    values = values or ValuesConfig()
+    missing = np.isin(events.value, np.array(values.missing, np.float32))
+    if missing.any():  # numbers that mean that there is none
+        fixes["missing_value"] += int(missing.sum())
+        events = replace(events, value=np.where(missing, np.float32(np.nan), events.value))
+    if values.units == "join":
+        names = [canonical_unit(code) for code in events.codes]
+        codes, place = np.unique(names, return_inverse=True)
+        code = place[events.code].astype(np.int32)
+        events = replace(events, codes=tuple(codes.tolist()), code=code)
     events = _drop_bad_years(events, fixes)
-    if until_us is not None:
-        events = _drop_late(events, until_us, fixes)
-    events = _sort(events, fixes)
+    if until_us is not None and (events.time_us > until_us).any():
+        # deaths as well: who has a late row was followed until then, dead or living
+        late = events.time_us > until_us
+        is_open = events.is_code(DEATH) & (events.time_us > until_us + OPEN_GAP_DAYS * DAY_US)
+        is_open &= events.time_us >= OPEN_DAY * DAY_US  # an open end, which tells nothing
+        fixes["after_end"] += int(late.sum())
+        followed = late & ~is_open & ~events.is_code(BIRTH)
+        events = replace(events.take(~late), beyond=np.unique(events.subject_id[followed]))
+    backwards = (events.time_us[1:] < events.time_us[:-1]) & ~events.opens[1:]
+    runs = events.subject_id.take(events.starts)  # the subject of each run of rows
+    if backwards.any() or (np.diff(runs) <= 0).any():
+        fixes["not_contiguous"] += int((np.unique(runs, return_counts=True)[1] > 1).sum())
+        fixes["unsorted"] += len(np.unique(events.subject_id[1:][backwards]))
+        events = events.take(np.lexsort((events.time_us, events.subject_id)))
     events = settle_deaths(_drop_duplicates(events, fixes), fixes)
     return keep_lifetimes(events, path, fixes, ends or CodeMatcher(ENDS), no_ends)
 
@@ -363,20 +373,6 @@ def _rename(
     return replace(events, code=code.astype(np.int32), codes=codes)
 
 
-def _with_values(events: Events, values: ValuesConfig, fixes: Counter[str]) -> Events:
-    """Set numbers aside that mean that there is none, and join the spellings of units."""
-    missing = np.isin(events.value, np.array(values.missing, np.float32))
-    if missing.any():
-        fixes["missing_value"] += int(missing.sum())
-        events = replace(events, value=np.where(missing, np.float32(np.nan), events.value))
-    if values.units == "join":
-        names = [canonical_unit(code) for code in events.codes]
-        codes, place = np.unique(names, return_inverse=True)
-        code = place[events.code].astype(np.int32)
-        events = replace(events, codes=tuple(codes.tolist()), code=code)
-    return events
-
-
 def _drop_bad_years(events: Events, fixes: Counter[str]) -> Events:
     time = events.time_us
     early = np.count_nonzero(time < MIN_US)
@@ -391,32 +387,6 @@ def _drop_bad_years(events: Events, fixes: Counter[str]) -> Events:
     return replace(events, time_us=time).take(~bad)
 
 
-def _drop_late(events: Events, until_us: int, fixes: Counter[str]) -> Events:
-    """Drop rows after the data's end, deaths as well: who has any was followed until then, dead or living.
-
-    A death that is an open end is dropped, and tells nothing.
-    """
-    late = events.time_us > until_us
-    if not late.any():
-        return events
-    is_open = events.is_code(DEATH) & (events.time_us > until_us + OPEN_GAP_DAYS * DAY_US)
-    is_open &= events.time_us >= OPEN_DAY * DAY_US
-    fixes["after_end"] += int(late.sum())
-    followed = late & ~is_open & ~events.is_code(BIRTH)
-    return replace(events.take(~late), beyond=np.unique(events.subject_id[followed]))
-
-
-def _sort(events: Events, fixes: Counter[str]) -> Events:
-    subject, time = events.subject_id, events.time_us
-    backwards = (time[1:] < time[:-1]) & ~events.opens[1:]
-    runs = subject.take(events.starts)  # the subject of each run of rows
-    if not backwards.any() and np.all(np.diff(runs) > 0):
-        return events
-    fixes["not_contiguous"] += int((np.unique(runs, return_counts=True)[1] > 1).sum())
-    fixes["unsorted"] += len(np.unique(subject[1:][backwards]))
-    return events.take(np.lexsort((time, subject)))
-
-
 def _drop_duplicates(events: Events, fixes: Counter[str]) -> Events:
     """Drop rows that equal another in subject, time, code, value and encounter; the first one stays."""
     opens = events.opens.copy()
@@ -425,14 +395,9 @@ def _drop_duplicates(events: Events, fixes: Counter[str]) -> Events:
     order = np.argsort(moment, kind="stable")  # nearly sorted already
     twice = np.flatnonzero(~opens_run(moment.take(order)))
     rows = order[np.union1d(twice - 1, twice)]  # that share subject, time and code with another
-    columns = [moment.take(rows), events.value.take(rows).view(np.int32)]
+    few = pd.DataFrame({"moment": moment[rows], "value": events.value[rows].view(np.int32)})
     if events.encounter is not None:
-        columns.append(events.encounter.take(rows))
-    order = np.lexsort(columns[::-1])  # stable: of equals, the first comes first
-    same = ~opens_run(*(column[order] for column in columns))[1:]
-    if not same.any():
-        return events
-    keep = np.ones(len(events), dtype=bool)
-    keep[rows[order[1:][same]]] = False
-    fixes["duplicates"] += int(same.sum())
-    return events.take(keep)
+        few["encounter"] = events.encounter[rows]
+    repeats = rows[few.duplicated().to_numpy()]
+    fixes["duplicates"] += len(repeats)
+    return events.take(np.delete(np.arange(len(events)), repeats)) if len(repeats) else events

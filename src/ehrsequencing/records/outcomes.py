@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,6 @@ from ehrsequencing.config import TaskConfig
 from ehrsequencing.core.arrays import Floats, Ints, Ints32, offsets, ragged
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json, write_json
-from ehrsequencing.records.account import OutcomeCounts
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.events import BIRTH, DAY_US, DEATH, STATIC, opens_run
 from ehrsequencing.records.meds import SPLITS
@@ -132,7 +132,7 @@ def choose_outcomes(
     task: TaskConfig,
     codes: Sequence[str],
     parents: Mapping[str, list[str]],
-) -> OutcomeCounts:
+) -> dict[str, Any]:
     """Keep the outcomes that enough training subjects have after a prediction time, and write their events.
 
     Args:

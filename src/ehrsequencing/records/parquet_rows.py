@@ -102,7 +102,10 @@ def check_schemas(shards: Sequence[Path]) -> None:
             raise damaged(path, error) from error
         for name in (*_NEEDED, "numeric_value"):
             if name in types and not pa.types.is_null(types[name]):
-                kind = _kind(types[name])
+                plain = types[name]
+                plain = plain.value_type if pa.types.is_dictionary(plain) else plain
+                kind = "integer" if pa.types.is_integer(plain) else str(plain)
+                kind = "string" if is_text(plain) else kind
                 known, first = seen.setdefault(name, (kind, path))
                 if kind != known:
                     raise EhrseqError(
@@ -110,13 +113,6 @@ def check_schemas(shards: Sequence[Path]) -> None:
                         where=str(path),
                         fix="write all shards with the same types",
                     )
-
-
-def _kind(kind: pa.DataType) -> str:
-    plain = kind.value_type if pa.types.is_dictionary(kind) else kind
-    if is_text(plain):
-        return "string"
-    return "integer" if pa.types.is_integer(plain) else str(plain)
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -180,8 +176,17 @@ def events_of_table(
         value = _values(table["numeric_value"], path, log)
     time_us = _times(table["time"], path, log, time_zone)
     if DATE_ONLY in names:
-        is_birth = are_named(codes, (BIRTH, *BIRTH_NAMES))[code]
-        time_us = _end_of_dates(time_us, table[DATE_ONLY], is_birth, path)
+        # at the end of their day, births apart; what an import has put at the end of its day, or of a visit, stays
+        column, is_birth = table[DATE_ONLY], are_named(codes, (BIRTH, *BIRTH_NAMES))[code]
+        if not pa.types.is_int8(column.type):
+            raise EhrseqError(
+                f"column {DATE_ONLY!r} has type {column.type}",
+                where=str(path),
+                fix="convert it to int8, or rename it",
+            )
+        dated = np.asarray(pc.fill_null(column.cast(pa.bool_()), False)) & (time_us % DAY_US == 0)
+        dated &= (time_us != STATIC) & ~is_birth
+        time_us = np.where(dated, time_us + DAY_US - SECOND_US, time_us)
     encounter = None
     if encounter_column is not None:
         encounter = _encounters(table[encounter_column], encounter_column, path)
@@ -192,21 +197,6 @@ def are_named(codes: Sequence[str], names: Sequence[str]) -> Bools:
     """(C,) which codes are among the names; one that ends with * is a prefix."""
     prefixes = tuple(name[:-1] for name in names if name.endswith("*"))
     return np.array([code in names or code.startswith(prefixes) for code in codes], dtype=bool)
-
-
-def _end_of_dates(time_us: Ints, column: pa.ChunkedArray, is_birth: Bools, path: Path) -> Ints:
-    """Dates without a time of day at the end of their day; births stay at its start.
-
-    What an import has put at the end of its day, or of a visit, is no midnight any more, and stays there.
-    """
-    if not pa.types.is_int8(column.type):
-        raise EhrseqError(
-            f"column {DATE_ONLY!r} has type {column.type}",
-            where=str(path),
-            fix="convert it to int8, or rename it",
-        )
-    dated = np.asarray(pc.fill_null(column.cast(pa.bool_()), False)) & (time_us % DAY_US == 0)
-    return np.where(dated & (time_us != STATIC) & ~is_birth, time_us + DAY_US - SECOND_US, time_us)
 
 
 def columns_of(path: Path) -> list[str]:
@@ -312,27 +302,22 @@ def _times(column: pa.ChunkedArray, path: Path, log: Counter[str], time_zone: st
         time = np.clip(ticks, -limit, limit) * _TICK_US[unit]
     given = len(column) - column.null_count
     if zone is not None:
-        time = _local(time, time_zone or "UTC", path)
+        # what the hospital's clocks showed; instants outside of 1800 to 9999 are left as they are
+        known = np.flatnonzero((time > -170 * 366 * DAY_US) & (time < MAX_US - DAY_US))
+        try:
+            clock = pc.local_timestamp(pa.array(time[known]).cast(pa.timestamp("us", time_zone)))
+        except pa.ArrowInvalid as error:
+            raise EhrseqError(
+                f"the time zone {time_zone} is not known to this machine",
+                where=str(path),
+                fix="install the system's time zone data (tzdata)",
+            ) from error
+        time = time.copy()
+        time[known] = clock.cast(pa.int64()).to_numpy()
         log["time_zone"] += given
     if unit != "us":
         log["time_unit"] += given
     return np.where(column.is_null().to_numpy(), STATIC, time)
-
-
-def _local(time_us: Ints, zone: str, path: Path) -> Ints:
-    """Instants (n,) → what the clocks of a zone showed; instants outside of 1800 to 9999 are left as they are."""
-    known = np.flatnonzero((time_us > -170 * 366 * DAY_US) & (time_us < MAX_US - DAY_US))
-    try:
-        clock = pc.local_timestamp(pa.array(time_us[known]).cast(pa.timestamp("us", zone)))
-    except pa.ArrowInvalid as error:
-        raise EhrseqError(
-            f"the time zone {zone} is not known to this machine",
-            where=str(path),
-            fix="install the system's time zone data (tzdata)",
-        ) from error
-    out = time_us.copy()
-    out[known] = clock.cast(pa.int64()).to_numpy()
-    return out
 
 
 def _values(column: pa.ChunkedArray, path: Path, log: Counter[str]) -> Floats32:
@@ -391,15 +376,10 @@ def _codes(column: pa.ChunkedArray, path: Path) -> tuple[Ints32, tuple[str, ...]
     if not is_used.all():
         code = (np.cumsum(is_used) - 1).astype(np.int32)[code]
         codes = tuple(codes[number] for number in np.flatnonzero(is_used).tolist())
-    _check_codes(code, codes, path)
-    return code, codes
-
-
-def _check_codes(code: Ints32, codes: tuple[str, ...], path: Path) -> None:
     together = "".join(codes)  # nearly always plain, so that one look at all codes is enough
     is_plain = together.isascii() and together.isprintable() and all(map(str.strip, codes))
     if is_plain and max(map(len, codes)) < MAX_CODE_BYTES:
-        return
+        return code, codes
     reasons: dict[str, Callable[[str], bool]] = {
         "is empty or blank": lambda c: not c.strip(),
         "holds a line break or a NUL": lambda c: re.search(r"[\x00\n\r]", c) is not None,
@@ -413,6 +393,7 @@ def _check_codes(code: Ints32, codes: tuple[str, ...], path: Path) -> None:
                 where=f"{path}, row {np.argmax(np.isin(code, bad))}, column code",
                 fix="rename or remove that code",
             )
+    return code, codes
 
 
 def _encounters(column: pa.ChunkedArray, name: str, path: Path) -> Ints32:

@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 
 from ehrsequencing.config import DAYS_PER_YEAR, VisitsConfig
-from ehrsequencing.core.arrays import Floats, Floats32, Ints, Ints32, hash_u64, offsets
+from ehrsequencing.core.arrays import Floats, Ints, Ints32, hash_u64, offsets
 from ehrsequencing.core.disclosure import SMALLEST_COUNT, rounded, shareable_count
 from ehrsequencing.records.account import (
     N,
@@ -190,7 +190,20 @@ class People(CodeCounts):
         self.total += int((each > 0).sum())
         self.unknown_share += float((unknown / np.maximum(each, 1)).sum())
         self.all_rows += [len(rows), int(unknown.sum())]
-        self._judge(events, code, who, events.value[rows])
+        # numbers outside the usual; a person's numbers of a code weigh 1 together
+        value, size = events.value[rows], int(who.max(initial=0)) + 1
+        rank = self.vocabulary.ranks(ids[code], value)
+        ranked = np.flatnonzero(~np.isnan(rank))
+        pair = code[ranked].astype(np.int64) * size + who[ranked]
+        pair, place, count = np.unique(pair, return_inverse=True, return_counts=True)
+        outside = np.bincount(place, weights=np.abs(rank[ranked] - 0.5) > 0.49) / count
+        for counter, of_code, weights in (
+            (self.numbers, code, ~np.isnan(value)),
+            (self.judged, pair // size, None),
+            (self.outside, pair // size, outside),
+        ):
+            counts = np.bincount(of_code, weights=weights, minlength=len(events.codes)).tolist()
+            counter.update(dict(zip(events.codes, counts, strict=True)))
         visits = record.visits
         found = measure(
             offsets(visits.subject, n),
@@ -205,22 +218,6 @@ class People(CodeCounts):
         owner = (identity >> np.uint64(32)).astype(np.uint32)
         for key, values in enumerate(found.values()):
             self._sample.add(np.full(len(values), key), identity, values, owner)
-
-    def _judge(self, events: Events, code: Ints32, who: Ints, value: Floats32) -> None:
-        """Count numbers, and those outside the usual; a person's numbers of a code weigh 1 together."""
-        rank = self.vocabulary.ranks(self.vocabulary.ids(events.codes)[code], value)
-        rows = np.flatnonzero(~np.isnan(rank))
-        n = int(who.max(initial=0)) + 1
-        pair = code[rows].astype(np.int64) * n + who[rows]
-        pair, place, count = np.unique(pair, return_inverse=True, return_counts=True)
-        outside = np.bincount(place, weights=np.abs(rank[rows] - 0.5) > 0.49) / count
-        for counter, of_code, weights in (
-            (self.numbers, code, ~np.isnan(value)),
-            (self.judged, pair // n, None),
-            (self.outside, pair // n, outside),
-        ):
-            counts = np.bincount(of_code, weights=weights, minlength=len(events.codes)).tolist()
-            counter.update(dict(zip(events.codes, counts, strict=True)))
 
     def to_keep(self) -> PeopleCounts[Rounded]:
         """How many there are, and who has a code and a number of it, from 100 on: as `people.json`."""

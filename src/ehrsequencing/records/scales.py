@@ -18,6 +18,7 @@ The lowest and the highest number of a scale are the means of its lowest and hig
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +28,7 @@ from ehrsequencing.core.arrays import Floats, Ints, Ints32
 from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.records.deaths import TERMS
 from ehrsequencing.records.events import number_runs, opens_run
+from ehrsequencing.records.words import lines_of
 
 KNOTS = 129  # quantiles at 0, 1/128 … 1
 
@@ -60,7 +62,12 @@ def fit_scale(value: Floats, owner: NDArray[np.uint32], *, enough: int) -> Scale
     starts, first_shared = _groups(value, owner, enough)
     group, n = number_runs(starts, len(value)), len(value)
     stop = np.append(starts[1:], n)
-    weight = _weights(group, stop - starts, owner)
+    # the people of a group weigh the same, and its values together as many as they are
+    weight, pair = np.ones(n), (group.astype(np.uint64) << np.uint64(32)) | owner
+    if not opens_run(np.sort(pair)).all():
+        pairs, inverse, count = np.unique(pair, return_inverse=True, return_counts=True)
+        people = np.bincount((pairs >> np.uint64(32)).astype(np.int64))
+        weight = ((stop - starts) / people).take(group) / count.take(inverse)
     mean = float((weight * value).sum()) / n
     sd = float(np.sqrt((weight * (value - mean) ** 2).sum() / n))
     means = np.add.reduceat(weight * value, starts) / (stop - starts)
@@ -104,16 +111,6 @@ def _groups(value: Floats, owner: NDArray[np.uint32], enough: int) -> tuple[Ints
     first_rows = np.sort(np.append(np.array(starts, dtype=np.int64), shared))
     first_rows[0] = 0  # too few people at the very start join the group after them
     return first_rows, shared
-
-
-def _weights(group: Ints, size: Ints, owner: NDArray[np.uint32]) -> Floats:
-    """(n,) weight of each value: the people of a group weigh the same, and its values together as many as they are."""
-    pair = (group.astype(np.uint64) << np.uint64(32)) | owner
-    if opens_run(np.sort(pair)).all():
-        return np.ones(len(group))
-    pairs, inverse, count = np.unique(pair, return_inverse=True, return_counts=True)
-    people = np.bincount((pairs >> np.uint64(32)).astype(np.int64))
-    return np.asarray((size / people).take(group) / count.take(inverse))
 
 
 def between_float32(number: Floats, shared: Floats | tuple[float, ...] = ()) -> Floats:
@@ -246,10 +243,6 @@ class Values:
         own = slice(*self.offsets[key : key + 2]) if 0 <= key < len(self.offsets) - 1 else slice(0)
         return self.value[own].astype(np.float64), self.owner[own]
 
-    def all(self) -> tuple[Floats, NDArray[np.uint32]]:
-        """The values of all keys together, and their owners."""
-        return self.value.astype(np.float64), self.owner
-
 
 # ---- what is odd about the numbers of a data set's codes: marks of missing values, one code in several units ----
 FAR = 3  # times the range of all other values, beyond which a value that repeats is no measurement
@@ -310,12 +303,6 @@ def number_warnings(numbers: Mapping[str, int], values: Values, people: Sequence
         for mark in repeated_far_away(value):
             if len(np.unique(owner[value == mark])) >= SMALLEST_COUNT:
                 marks.append(f"{code}: {mark:g} ({np.mean(value == mark):.0%} of its numbers)")
-    out = list[str]()
-    if marks:
-        out.append(
-            f"A value repeats far outside all others, and may mean that there is none: {_few(marks)}. To set it aside: "
-            "values.missing=[9999]."
-        )
     several, equal = list[str](), False
     for base, names in units.items():
         who = {name: people[numbers[f"{base}//{name}"]] for name in names}
@@ -325,14 +312,5 @@ def number_warnings(numbers: Mapping[str, int], values: Values, people: Sequence
             same = len({canonical_unit(f"{base}//{name}") for name in known}) < len(known)
             equal |= same
             several.append(f"{base} in {', '.join(shares)}{' (some are equal)' if same else ''}")
-    if several:
-        fix = " To join units that are equal: values.units=join." if equal else ""
-        out.append(
-            f"Codes have numbers in several units, each a code of its own: {_few(several)}.{fix}"
-        )
-    return out
-
-
-def _few(items: Sequence[str]) -> str:
-    more = len(items) - MOST_NAMED
-    return "; ".join(items[:MOST_NAMED]) + (f"; and {more:,} more" if more > 0 else "")
+    path = Path(__file__).with_name("templates") / "numbers.txt.jinja"
+    return lines_of(path, marks=marks, several=several, equal=equal, MOST_NAMED=MOST_NAMED)

@@ -41,7 +41,6 @@ from ehrsequencing.records.events import (
     DOUBTFUL_DEATH,
     ENDS,
     UNDATED_DEATH,
-    Events,
     KeptRows,
     keep,
     read_kept,
@@ -71,7 +70,7 @@ from ehrsequencing.records.timelines import (
     TaskRows,
     Timelines,
 )
-from ehrsequencing.records.visits import make_record, study_of_days
+from ehrsequencing.records.visits import make_record
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.records.vocabulary_fit import VocabularyFit
 
@@ -104,6 +103,7 @@ class ShardWork:
     reader: MedsReader
     lookup: SplitLookup
     study: StudyConfig
+    tasks: Sequence[TaskConfig]  # the questions
     builders: Sequence[CohortBuilder]
     excluded: CodeMatcher
     parents: Mapping[str, list[str]]
@@ -118,7 +118,15 @@ class ShardWork:
             values = study.visits.model_dump() | dict(noted)
             visits = validated(VisitsConfig, values, where=f"{data}/metadata/dataset.json")
             study = study.model_copy(update={"visits": visits})
-        study = study_of_days(study, tasks)
+        if len({task.same_day == "after" for task in tasks}) > 1:
+            raise EhrseqError(
+                "same_day: after of one task moves the dates of all records to the end of their day",
+                where=", ".join(task.name for task in tasks),
+                fix="prepare tasks with and without it apart",
+            )
+        if any(task.same_day == "after" for task in tasks):
+            visits = study.visits.model_copy(update={"dates": "last"})
+            study = study.model_copy(update={"visits": visits})
         reader, parents = MedsReader(data, study.data, study), read_parents(data)
         ends = [code for task in tasks for code in task.censoring.code or ()]
         reader.ends = CodeMatcher([*ENDS, *ends], parents=parents)
@@ -139,12 +147,7 @@ class ShardWork:
             for name, matcher in zip(one.task.causes, one.cause_codes, strict=True)
             if not matcher(DEATH)
         }
-        return cls(reader, lookup, study, builders, excluded, parents)
-
-    @property
-    def tasks(self) -> list[TaskConfig]:
-        """The questions."""
-        return [builder.task for builder in self.builders]
+        return cls(reader, lookup, study, tasks, builders, excluded, parents)
 
     def new_fit(self) -> VocabularyFit:
         """An empty fit."""
@@ -175,41 +178,38 @@ class ShardWork:
         return rows, days, fit, [reader.fixes, reader.people]
 
     def encode(self, shards: Sequence[KeptRows], dataset_end_us: int) -> list[EncodedShard]:
-        """Second pass: encode a range of subjects, piece by piece, with the stored vocabulary."""
+        """Second pass: encode visits and each task's prediction times of a range of subjects, piece by piece.
+
+        Subjects come split by split, and where the splits are by date, cut at it.
+        """
         pieces = read_kept(shards, self._codes, group=self.lookup, rows=_PIECE_ROWS)
         marks = [one.censoring_codes for one in self.builders if one.censoring_codes is not None]
-        parts = (
-            part
-            for events in pieces
-            for part in cut_by_design(events, self.lookup, marks, dataset_end_us)
-        )
-        return [self._encode(*part) for part in parts]
-
-    def _encode(self, events: Events, dataset_end_us: int) -> EncodedShard:
-        """Encode visits and each task's prediction times; subjects come split by split."""
-        record = make_record(events, excluded=self.excluded, settings=self.study.visits)
-        timelines, too_old = encode_timelines(record, self._vocabulary)
-        fixes = Counter({"old_age": too_old})
-        split = self.lookup(record.subject_id)
-        bounds = np.searchsorted(split, np.arange(len(SPLITS) + 1))
-        parts = [slice(*bound) for bound in itertools.pairwise(bounds.tolist())]
-        tasks = []
-        for builder in self.builders:
-            cohort = builder.build(record, dataset_end_us=dataset_end_us)
-            fixes["after_censoring"] += cohort.after_censoring
-            tally = Tally(builder.task)
-            tally.add_cohort(cohort, split, record)
-            tally.follow_up.update(count_ends(builder, record, cohort.rows, dataset_end_us))
-            rows = encode_rows(record, cohort.rows, self._vocabulary)
-            events_ = find_outcomes(record, builder.outcomes) if builder.outcomes else None
-            outcomes = [events_.take(part) for part in parts] if events_ else []
-            tasks.append((tally, [rows.take(part) for part in parts], outcomes))
-        doubtful = np.unique(events.subject_id[events.is_code(DOUBTFUL_DEATH)])
-        is_undated = events.is_code(UNDATED_DEATH)
-        undated = events.subject_id[is_undated], events.time_us[is_undated]
-        return EncodedShard(
-            [timelines.take(part) for part in parts], tasks, fixes, doubtful, undated
-        )
+        out = list[EncodedShard]()
+        parts_ = (cut_by_design(piece, self.lookup, marks, dataset_end_us) for piece in pieces)
+        for events, end_us in itertools.chain.from_iterable(parts_):
+            record = make_record(events, excluded=self.excluded, settings=self.study.visits)
+            timelines, too_old = encode_timelines(record, self._vocabulary)
+            fixes = Counter({"old_age": too_old})
+            split = self.lookup(record.subject_id)
+            bounds = np.searchsorted(split, np.arange(len(SPLITS) + 1))
+            parts = [slice(*bound) for bound in itertools.pairwise(bounds.tolist())]
+            tasks = []
+            for builder in self.builders:
+                cohort = builder.build(record, dataset_end_us=end_us)
+                fixes["after_censoring"] += cohort.after_censoring
+                tally = Tally(builder.task)
+                tally.add_cohort(cohort, split, record)
+                tally.follow_up.update(count_ends(builder, record, cohort.rows, end_us))
+                rows = encode_rows(record, cohort.rows, self._vocabulary)
+                found = find_outcomes(record, builder.outcomes) if builder.outcomes else None
+                outcomes = [found.take(part) for part in parts] if found else []
+                tasks.append((tally, [rows.take(part) for part in parts], outcomes))
+            doubtful = np.unique(events.subject_id[events.is_code(DOUBTFUL_DEATH)])
+            is_undated = events.is_code(UNDATED_DEATH)
+            undated = events.subject_id[is_undated], events.time_us[is_undated]
+            visits = [timelines.take(part) for part in parts]
+            out.append(EncodedShard(visits, tasks, fixes, doubtful, undated))
+        return out
 
     @cached_property
     def _codes(self) -> tuple[str, ...]:

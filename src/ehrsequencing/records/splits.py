@@ -169,17 +169,40 @@ def split_lookup(
     Raises:
         EhrseqError: The records lack what the rule needs.
     """
-    assigned = None
-    match split_source(data, study.splits):
+    assigned, settings, ids = None, study.splits, list[Ints]()
+    match split_source(data, settings):
         case "file":
             assigned = _from_file(data / _FILE)
-        case "folders":
-            assigned = _by_folder(data)
+        case (
+            "folders"
+        ):  # MEDS' convention: the shards of `data/train/` and the others are those splits
+            shards = find_shards(data)
+            for path in shards:
+                rows = read_subjects(path)
+                ids.append(np.unique(rows[opens_run(rows)]))  # few runs are left to sort
+            refuse_scattered(ids, shards)
+            split = [SPLITS.index(_folder(path, data)) for path in shards]
+            assigned = _sorted(np.concatenate(ids), np.repeat(split, [len(part) for part in ids]))
         case "date":
-            assigned = _by_date(data, study=study, tasks=tasks, excluded=excluded, parents=parents)
+            # held out: whose first index of any task, or without one first record, is at that date or later. No outcome
+            # decides: an index counts whether or not anything is known after it
+            builders = [CohortBuilder(task, parents=parents) for task in tasks]
+            is_late = list[Bools]()
+            for events in MedsReader(data, study.data, study):
+                record = make_record(events, excluded=excluded, settings=study.visits)
+                first_us = np.full(len(record.subject_id), NEVER)
+                for builder in builders:
+                    asked = builder.build(record, dataset_end_us=int(NEVER), labelled=False).rows
+                    np.minimum.at(first_us, asked.subject, asked.index_us)
+                is_row = ~events.is_code(BIRTH)
+                start_us = first_time(events, is_row, record.subject, len(first_us))
+                first_us = np.where(first_us == NEVER, start_us, first_us)
+                ids.append(record.subject_id)
+                is_late.append(first_us >= parse_date_us(settings.from_date or ""))
+            assigned = _assigned(ids, is_late, settings)
         case "site":
-            assigned = _by_site(data, study.splits)
-    return SplitLookup(study.splits, assigned, data / _FILE)
+            assigned = _by_site(data, settings)
+    return SplitLookup(settings, assigned, data / _FILE)
 
 
 def split_source(data: Path, settings: SplitsConfig) -> SplitSource:
@@ -236,45 +259,6 @@ def _from_file(path: Path) -> Assigned:
 def _folder(path: Path, data: Path) -> str:
     """Where below `DATA/data` a shard lies: `train` for `train/0.parquet`, `train/a/0.parquet` and `train.parquet`."""
     return path.relative_to(data / "data").parts[0].removesuffix(".parquet")
-
-
-def _by_folder(data: Path) -> Assigned:
-    """MEDS' convention: the shards of `data/train/`, `data/tuning/` and `data/held_out/` are those splits."""
-    shards = find_shards(data)
-    rows = [read_subjects(path) for path in shards]
-    ids = [np.unique(row[opens_run(row)]) for row in rows]  # few runs are left to sort
-    refuse_scattered(ids, shards)
-    split = [SPLITS.index(_folder(path, data)) for path in shards]
-    return _sorted(np.concatenate(ids), np.repeat(split, [len(part) for part in ids]))
-
-
-def _by_date(
-    data: Path,
-    *,
-    study: StudyConfig,
-    tasks: Sequence[TaskConfig],
-    excluded: CodeMatcher,
-    parents: Mapping[str, list[str]],
-) -> Assigned:
-    """Held out: subjects whose first index of any task, or without one first record, is at `splits.from` or later.
-
-    No outcome decides: an index counts whether or not anything is known after it.
-    """
-    from_us = parse_date_us(study.splits.from_date or "")
-    builders = [CohortBuilder(task, parents=parents) for task in tasks]
-    ids, is_late = [], []
-    for events in MedsReader(data, study.data, study):
-        record = make_record(events, excluded=excluded, settings=study.visits)
-        first_us = np.full(len(record.subject_id), NEVER)
-        for builder in builders:
-            rows = builder.build(record, dataset_end_us=int(NEVER), labelled=False).rows
-            np.minimum.at(first_us, rows.subject, rows.index_us)
-        start_us = first_time(
-            events, ~events.is_code(BIRTH), record.subject, len(record.subject_id)
-        )
-        ids.append(record.subject_id)
-        is_late.append(np.where(first_us == NEVER, start_us, first_us) >= from_us)
-    return _assigned(ids, is_late, study.splits)
 
 
 def _by_site(data: Path, settings: SplitsConfig) -> Assigned:

@@ -6,13 +6,13 @@ Every survey collects the subjects and the rows by day, which tell where the dat
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
 import pandas as pd
 
-from ehrsequencing.core.arrays import Bools, Ints
+from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.events import BIRTH, DAY_US, DEATH, NEVER, STATIC, Events
@@ -112,7 +112,23 @@ def find_late_rows(days: DayCounts) -> LateRows | None:
     others = days.rows - np.where(is_open, days.deaths, 0)
     if not (days.rows > days.deaths).any():
         return None
-    is_late = _is_far_behind(replace(days, rows=others), is_open)
+    # few rows, of few subjects, after a gap that is longer than any usual one
+    n_subjects, is_late = int(days.leaving.sum()), np.zeros(len(days.day), dtype=bool)
+    if n_subjects >= FEWEST_SUBJECTS:
+        last_day = days.day[others > 0][-1]
+        counted = others + np.where(days.day > last_day, days.births, 0)
+        nonempty = np.flatnonzero(counted)
+        rows = np.cumsum(counted[nonempty])
+        gap, before, after = np.diff(days.day[nonempty]), rows[:-1], rows[-1] - rows[:-1]
+        few = max(1, int(MOST_ROWS * rows[-1]))
+        usual = int(gap[(before > few) & (after > few)].max(initial=0))
+        least = GAP_DAYS if n_subjects >= FEW_SUBJECTS else OPEN_GAP_DAYS
+        # whoever only leaves by a death on an open day does not stay until then
+        leaving = np.where(is_open, np.minimum(days.leaving, others), days.leaving)
+        staying = np.cumsum(leaving[::-1])[::-1][nonempty[1:]]  # then or later
+        few_subjects = max(1, int(MOST_SUBJECTS * n_subjects))
+        is_far = gap > max(least, TIMES_LONGER * usual)
+        is_late[nonempty[1:]] = (after <= few) & (staying <= few_subjects) & is_far
     last = days.day[(others > 0) & ~is_late][-1]
     is_late |= is_open & (days.day > last + OPEN_GAP_DAYS)
     if not is_late.any():
@@ -127,30 +143,6 @@ def find_late_rows(days: DayCounts) -> LateRows | None:
         gap_days=int(days.day[first]) - last,
         years=(_year(days.day[first]), _year(days.day[-1])),
     )
-
-
-def _is_far_behind(days: DayCounts, is_open: Bools) -> Bools:
-    """(D,) which days hold few rows, of few subjects, after a gap that is longer than any usual one.
-
-    Whoever only leaves by a death on an open day (D,) is not counted as staying until then.
-    """
-    n_subjects = int(days.leaving.sum())
-    out = np.zeros(len(days.day), dtype=bool)
-    if n_subjects < FEWEST_SUBJECTS:
-        return out
-    last_day = days.day[days.rows > 0][-1]
-    counted = days.rows + np.where(days.day > last_day, days.births, 0)
-    nonempty = np.flatnonzero(counted)
-    rows = np.cumsum(counted[nonempty])
-    gap, before, after = np.diff(days.day[nonempty]), rows[:-1], rows[-1] - rows[:-1]
-    few = max(1, int(MOST_ROWS * rows[-1]))
-    usual = int(gap[(before > few) & (after > few)].max(initial=0))
-    enough = max(GAP_DAYS if n_subjects >= FEW_SUBJECTS else OPEN_GAP_DAYS, TIMES_LONGER * usual)
-    leaving = np.where(is_open, np.minimum(days.leaving, days.rows), days.leaving)
-    staying = np.cumsum(leaving[::-1])[::-1][nonempty[1:]]  # then or later
-    few_subjects = max(1, int(MOST_SUBJECTS * n_subjects))
-    out[nonempty[1:]] = (after <= few) & (staying <= few_subjects) & (gap > enough)
-    return out
 
 
 def _year(day: int) -> int:
@@ -199,30 +191,26 @@ def survey(
     Raises:
         EhrseqError: A shard cannot be used, a subject is in two of them, or nobody has a timed row.
     """
-    surveyed = _read_all(reader, new_part(), tick)
-    if reader.declared_us is None:
-        reader.late = find_late_rows(surveyed.days)
-    if reader.late is not None:
-        reader.fixes, reader.people = Counter(), Counter()
-        surveyed = _read_all(reader, new_part(), tick)
-    return surveyed
-
-
-def _read_all(reader: MedsReader, part: Counted, tick: Callable[[], None]) -> Survey[Counted]:
-    ids, counts = list[Ints](), list[DayCounts]()
-    for subject_id, of_shard in part.shards(reader):
-        ids.append(subject_id)
-        counts.append(of_shard)
-        tick()
-    refuse_scattered(ids, reader.shards)
-    every = np.sort(np.concatenate(ids))
-    if not len(every):
-        raise EhrseqError(
-            "holds no subject with a timed row", where=str(reader.data), fix="check the data set"
-        )
-    days = add_days(counts)
-    end_us = days.last_us if reader.declared_us is None else reader.declared_us
-    return Survey(every, days, end_us, part)
+    while True:
+        part, ids, counts = new_part(), list[Ints](), list[DayCounts]()
+        for subject_id, of_shard in part.shards(reader):
+            ids.append(subject_id)
+            counts.append(of_shard)
+            tick()
+        refuse_scattered(ids, reader.shards)
+        every, days = np.sort(np.concatenate(ids)), add_days(counts)
+        if not len(every):
+            raise EhrseqError(
+                "holds no subject with a timed row",
+                where=str(reader.data),
+                fix="check the data set",
+            )
+        is_first = reader.declared_us is None and reader.late is None
+        late = find_late_rows(days) if is_first else None
+        if late is None:
+            end_us = days.last_us if reader.declared_us is None else reader.declared_us
+            return Survey(every, days, end_us, part)
+        reader.late, reader.fixes, reader.people = late, Counter(), Counter()
 
 
 class Steps:

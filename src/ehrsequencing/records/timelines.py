@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,11 +26,7 @@ from ehrsequencing.core.arrays import (
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.events import DAY_US
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
 _OF_VISITS = ("start_us", "end_us", "age_years", "delta_days")
-Arrays = TypeVar("Arrays", bound="DataclassInstance")
 
 
 @dataclass(frozen=True)
@@ -229,17 +225,25 @@ def as_of(
     return stood
 
 
+Stored = TypeVar("Stored", Timelines, TaskRows, OutcomeEvents)
+
+
+Arrays = TypeVar("Arrays")  # a dataclass of arrays
+
+
 def joined(parts: Sequence[Arrays]) -> Arrays:
     """The arrays of several groups of subjects, one group after another."""
+    kind: Any = type(parts[0])
     columns: dict[str, Any] = {}
-    for field in fields(parts[0]):
+    for field in fields(kind):
         arrays = [getattr(part, field.name) for part in parts]
         if field.name.endswith("_offsets"):
             lengths = np.concatenate([np.diff(array) for array in arrays])
             columns[field.name] = np.r_[0, np.cumsum(lengths)].astype(np.int64)
         else:
             columns[field.name] = np.concatenate(arrays)
-    return type(parts[0])(**columns)
+    made: Arrays = kind(**columns)
+    return made
 
 
 def _owned(offsets: Ints, owners: Ints | slice) -> tuple[Ints | slice, Ints]:
@@ -253,9 +257,6 @@ def _owned(offsets: Ints, owners: Ints | slice) -> tuple[Ints | slice, Ints]:
 def _items(array: NDArray[Any], items: Ints | slice) -> NDArray[Any]:
     # `take` is faster than indexing in two dimensions
     return array[items] if isinstance(items, slice) else array.take(items, axis=0)
-
-
-Stored = TypeVar("Stored", Timelines, TaskRows, OutcomeEvents)
 
 
 class ArrayAppender:

@@ -4,15 +4,12 @@ Only events that make a token count. A visit's `start` and `end` are its first a
 in it is known at `end`, and nothing later.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ehrsequencing.config import StudyConfig, TaskConfig, VisitsConfig
+from ehrsequencing.config import VisitsConfig
 from ehrsequencing.core.arrays import Bools, Ints, Ints32
-from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.events import (
     BIRTH,
@@ -88,7 +85,16 @@ def _encounter_labels(owner: Ints, time: Ints, encounter: Ints32) -> Ints:
     if len(named):
         raw = _distinct(owner[named], encounter[named])
         label[named] = _merge_overlaps(owner[named], time[named], raw)
-        _join_spans(owner, time, label)
+        names, subject, start, end = _spans(owner[named], time[named], label[named])
+        order = np.lexsort((start, subject))
+        names, subject, start, end = names[order], subject[order], start[order], end[order]
+        loose = np.flatnonzero(label < 0)
+        # the span that started last, and, at an instant where two touch, the one before it
+        for shift in (1, 2):
+            count, first = count_at_or_before(subject, start, owner[loose], time[loose])
+            position = np.where(count >= shift, first + count - shift, 0)
+            ok = (count >= shift) & (time[loose] <= end[position])
+            label[loose[ok]] = names[position[ok]]
     loose = np.flatnonzero(label < 0)
     if len(loose):
         raw = _distinct(owner[loose], time[loose] // DAY_US)
@@ -131,21 +137,6 @@ def _merge_overlaps(owner: Ints, time: Ints, label: Ints) -> Ints:
         bridge = low if low == high else bridge
         merged[k] = group
     return merged[np.searchsorted(names, label)]
-
-
-def _join_spans(owner: Ints, time: Ints, label: Ints) -> None:
-    """Label, in place, the loose events that fall inside a labelled span of their subject (the earlier one at ties)."""
-    named = label >= 0
-    names, subject, start, end = _spans(owner[named], time[named], label[named])
-    order = np.lexsort((start, subject))
-    names, subject, start, end = names[order], subject[order], start[order], end[order]
-    loose = np.flatnonzero(~named)
-    # the span that started last, and, at an instant where two touch, the one before it
-    for shift in (1, 2):
-        count, first = count_at_or_before(subject, start, owner[loose], time[loose])
-        position = np.where(count >= shift, first + count - shift, 0)
-        ok = (count >= shift) & (time[loose] <= end[position])
-        label[loose[ok]] = names[position[ok]]
 
 
 def count_at_or_before(key_group: Ints, key: Ints, group: Ints, query: Ints) -> tuple[Ints, Ints]:
@@ -206,8 +197,14 @@ class Record:
 
 def make_record(events: Events, *, excluded: CodeMatcher, settings: VisitsConfig) -> Record:
     """Group a shard's events into visits."""
-    if settings.dates == "last":
-        events = with_dates_last(events)
+    if (
+        settings.dates == "last"
+    ):  # every midnight at the end of its day: nothing dated is known before
+        moved: Bools = (events.time_us % DAY_US == 0) & (events.time_us != STATIC)
+        moved &= ~events.is_code(BIRTH)
+        time_us = events.time_us + moved * (DAY_US - SECOND_US)
+        order = np.lexsort((time_us, events.subject_id))
+        events = replace(events, time_us=time_us).take(order)
     subject_id, subject = events.subjects
     skip = excluded.mask(events.codes)[events.code]
     visits = group_visits(events, subject, ~skip & (events.time_us != STATIC), settings=settings)
@@ -227,42 +224,3 @@ def is_undecided(event_us: Ints, moment_us: Ints) -> Bools:
     """(n,) whether an event is dated by the day of an index with a clock."""
     same = (event_us // DAY_US == moment_us // DAY_US) & (event_us != NEVER)
     return np.asarray(same & is_dated(event_us) & ~is_dated(moment_us))
-
-
-def counted_from(event_us: Ints, rule: str | None) -> Ints:
-    """From when on an event is history: with `before` a dated one from the start of its day."""
-    if rule != "before":
-        return event_us
-    return np.where(is_dated(event_us), event_us // DAY_US * DAY_US, event_us)
-
-
-def index_of(moment_us: Ints, rule: str | None) -> Ints:
-    """The index: with `exclude` the end of its day, so that nobody's first day counts."""
-    return moment_us // DAY_US * DAY_US + DAY_US - 1 if rule == "exclude" else moment_us
-
-
-def study_of_days(study: StudyConfig, tasks: Sequence[TaskConfig]) -> StudyConfig:
-    """The study with dates at the end of their day, where the tasks say that what is dated comes after an index.
-
-    Raises:
-        EhrseqError: One task says so, and another does not: they share visits.
-    """
-    rules = {task.same_day == "after" for task in tasks}
-    if len(rules) > 1:
-        raise EhrseqError(
-            "same_day: after of one task moves the dates of all records to the end of their day",
-            where=", ".join(task.name for task in tasks),
-            fix="prepare tasks with and without it apart",
-        )
-    if True not in rules:
-        return study
-    return study.model_copy(update={"visits": study.visits.model_copy(update={"dates": "last"})})
-
-
-def with_dates_last(events: Events) -> Events:
-    """The same with every midnight at the end of its day, but births: nothing dated is known before."""
-    moved: NDArray[np.bool_] = (events.time_us % DAY_US == 0) & (events.time_us != STATIC)
-    moved &= ~events.is_code(BIRTH)
-    time_us = events.time_us + moved * (DAY_US - SECOND_US)
-    order = np.lexsort((time_us, events.subject_id))
-    return replace(events, time_us=time_us).take(order)

@@ -31,7 +31,7 @@ SUMMARIES = ("LAST", "FIRST", "MEAN", "MIN", "MAX", "SINCE", "COUNT")
 _RANK_SD = float(np.sqrt(12.0))  # a uniform rank times this has standard deviation 1
 
 
-class _Made(NamedTuple):
+class Made(NamedTuple):
     """A token that is made of a code with numbers."""
 
     name: str
@@ -76,7 +76,7 @@ class Vocabulary(Hinted):
         )
 
     def __len__(self) -> int:
-        return self._first_made + len(self._made)
+        return self._first_made + len(self.made)
 
     @property
     def n_unknown(self) -> int:
@@ -88,28 +88,20 @@ class Vocabulary(Hinted):
         return self.n_unknown + len(self.codes)
 
     @cached_property
-    def _made(self) -> list[_Made]:
+    def made(self) -> list[Made]:
+        """The tokens after the codes, in their order."""
         bins = self.settings.bins if self.settings.mode == "bins" else 0
-        made: list[_Made] = []
+        made: list[Made] = []
         per_code = 3 if self.settings.carry else 1
         for number, place in enumerate(np.flatnonzero(self.has_numbers).tolist()):
-            name, code, row = self.codes[place], self.n_unknown + place, number * per_code
-            made += [_Made(f"{name}//Q{k + 1}", code, -1, k, -1) for k in range(bins)]
-            for at, summary in enumerate(SUMMARIES if self.settings.carry else ()):
-                own = _Made(
-                    f"{summary}//{name}",
-                    code,
-                    at,
-                    -1,
-                    row + {"SINCE": 1, "COUNT": 2}.get(summary, 0),
-                )
-                made += [
-                    own,
-                    *(
-                        own._replace(name=f"{own.name}//Q{k + 1}", bin=k, scale=-1)
-                        for k in range(bins)
-                    ),
-                ]
+            code, row = self.n_unknown + place, number * per_code
+            for at in range(-1, len(SUMMARIES) if self.settings.carry else 0):
+                name = self.codes[place]
+                if at >= 0:
+                    name = f"{SUMMARIES[at]}//{name}"
+                    own = row + {"SINCE": 1, "COUNT": 2}.get(SUMMARIES[at], 0)
+                    made.append(Made(name, code, at, -1, own))
+                made += [Made(f"{name}//Q{k + 1}", code, at, k, -1) for k in range(bins)]
         return made
 
     @cached_property
@@ -124,7 +116,7 @@ class Vocabulary(Hinted):
             return name
 
         special = [free(name) for name in (PAD, UNK, *(f"[UNK//{kind}]" for kind in self.kinds))]
-        return (*special, *self.codes, *(free(one.name) for one in self._made))
+        return (*special, *self.codes, *(free(one.name) for one in self.made))
 
     @cached_property
     def index(self) -> dict[str, int]:
@@ -135,13 +127,8 @@ class Vocabulary(Hinted):
     def base(self) -> Ints:
         """(V,) token id of the code behind each token that is made of one; its own for all others."""
         own = np.arange(len(self), dtype=np.int64)
-        own[self._first_made :] = [one.code for one in self._made]
+        own[self._first_made :] = [one.code for one in self.made]
         return own
-
-    @property
-    def made_of(self) -> list[tuple[int, int, int]]:
-        """Of each token after the codes: the token id of its code, and the numbers of its summary and bin (or -1)."""
-        return [(one.code, one.summary, one.bin) for one in self._made]
 
     @cached_property
     def scale(self) -> Ints32:
@@ -149,7 +136,7 @@ class Vocabulary(Hinted):
         out = np.full(len(self), -1, dtype=np.int32)
         numeric = self.n_unknown + np.flatnonzero(self.has_numbers)
         out[numeric] = np.arange(len(numeric)) * (3 if self.settings.carry else 1)
-        out[self._first_made :] = [one.scale for one in self._made]
+        out[self._first_made :] = [one.scale for one in self.made]
         return out
 
     @cached_property
@@ -177,7 +164,7 @@ class Vocabulary(Hinted):
         types = [("", False)] * 2 + [(kind, False) for kind in self.kinds]
         types += [(code_type(code), False) for code in self.codes]
         types += [
-            (SUMMARIES[o.summary], True) if o.summary >= 0 else types[o.code] for o in self._made
+            (SUMMARIES[o.summary], True) if o.summary >= 0 else types[o.code] for o in self.made
         ]
         number = {kind: place for place, kind in enumerate(sorted({("", False), *types}))}
         return np.array([number[kind] for kind in types], dtype=np.int64)
@@ -213,7 +200,7 @@ class Vocabulary(Hinted):
     def summary_tokens(self) -> Ints32:
         """(V, 7) token ids of the summaries of every code token, in the order of `SUMMARIES`; -1 without them."""
         out = np.full((len(self), len(SUMMARIES)), -1, dtype=np.int32)
-        for number, one in enumerate(self._made, start=self._first_made):
+        for number, one in enumerate(self.made, start=self._first_made):
             if one.summary >= 0 and one.bin < 0:
                 out[one.code, one.summary] = number
         return out
@@ -256,21 +243,44 @@ class Vocabulary(Hinted):
         return np.asarray(np.interp(share, np.linspace(0.0, 1.0, KNOTS), knots))
 
     def ranks(self, ids: Ints32, value: NDArray[np.floating]) -> Floats:
-        """(n,) rank, from 0 to 1, of each number among the training numbers of its token; NaN without one."""
+        """(n,) rank, from 0 to 1, of each number among the training numbers of its token; NaN without one.
+
+        Tied quantiles get the middle of their run, other numbers interpolate. One binary search covers all scales and
+        numbers at once, so that numbers need not be sorted by scale.
+        """
         out, scale = np.full(len(ids), np.nan), self.scale.take(ids)
         rows = np.flatnonzero(~np.isnan(value) & (scale >= 0))
-        out[rows] = self._ranks.of(scale.take(rows), value.take(rows).astype(np.float64))
+        scale, number = scale.take(rows), value.take(rows).astype(np.float64)
+        knots, last = self.knots.ravel(), KNOTS - 1
+        start = scale * np.int64(KNOTS)
+        place, left = start.copy(), KNOTS
+        while left:  # how many knots are below the number
+            half = (left + 1) // 2
+            place += half * (knots[half - 1 :].take(place) < number)
+            left -= half
+        below = place - start
+        low, at = np.maximum(below - 1, 0), np.minimum(below, last) + start
+        at_low, at_high = knots.take(low + start), knots.take(at)
+        width = at_high - at_low
+        between = low + (number - at_low) / np.where(width > 0, width, 1.0)
+        rank = np.where(at_high == number, self._middle.take(at), between)
+        out[rows] = np.clip(rank, 0, last) / last
         return out
 
     @cached_property
-    def _ranks(self) -> "_Ranks":
-        return _Ranks(self.knots)
+    def _middle(self) -> Floats:
+        """(n · 129,) the middle of each knot's run of equal knots."""
+        opens = np.ones(self.knots.shape, dtype=bool)
+        opens[:, 1:] = self.knots[:, 1:] != self.knots[:, :-1]
+        first = np.flatnonzero(opens.ravel())
+        length = np.diff(first, append=opens.size)
+        return np.repeat(first % KNOTS + (length - 1) / 2, length)
 
     @cached_property
     def _first_bin(self) -> Ints32:
         """(V,) id of the first joint token of each code and summary, -1 without bins."""
         out = np.full(len(self), -1, dtype=np.int32)
-        for number, one in enumerate(self._made, start=self._first_made):
+        for number, one in enumerate(self.made, start=self._first_made):
             if one.bin == 0:
                 out[one.code if one.summary < 0 else number - 1] = number
         return out
@@ -314,42 +324,3 @@ class Vocabulary(Hinted):
                 "is damaged", where=str(folder / "vocabulary"), fix="make the folder again"
             ) from error
         return vocabulary
-
-
-class _Ranks:
-    """Rank in [0, 1] of numbers among the quantiles of their scales.
-
-    Tied values get the middle of their run, others interpolate. One binary search covers all scales and numbers at
-    once, so that numbers need not be sorted by scale.
-
-    >>> import numpy as np
-    >>> ranks = _Ranks(np.array([[0.0, 1.0, 1.0, 1.0, 4.0]]))
-    >>> ranks.of(np.zeros(5, np.int32), np.array([-1.0, 0.5, 1.0, 4.0, 9.0]))
-    array([0.   , 0.125, 0.5  , 1.   , 1.   ])
-    """
-
-    def __init__(self, knots: Floats) -> None:
-        self.per_scale, self.knots = knots.shape[1], knots.ravel()
-        opens = np.ones(knots.shape, dtype=bool)
-        opens[:, 1:] = knots[:, 1:] != knots[:, :-1]
-        first = np.flatnonzero(opens.ravel())
-        length = np.diff(first, append=opens.size)
-        # the middle of each knot's run of equal knots
-        self.middle = np.repeat(first % self.per_scale + (length - 1) / 2, length)
-
-    def of(self, scale: Ints32, value: Floats) -> Floats:
-        """Rank (n,) of each number in its scale."""
-        start, last = scale * np.int64(self.per_scale), self.per_scale - 1
-        place, left = start.copy(), self.per_scale
-        while left:  # how many knots are below the number
-            half = (left + 1) // 2
-            place += half * (self.knots[half - 1 :].take(place) < value)
-            left -= half
-        below = place - start
-        low, at = np.maximum(below - 1, 0), np.minimum(below, last) + start
-        at_low, at_high = self.knots.take(low + start), self.knots.take(at)
-        width = at_high - at_low
-        between = low + (value - at_low) / np.where(width > 0, width, 1.0)
-        return np.asarray(
-            np.clip(np.where(at_high == value, self.middle.take(at), between), 0, last) / last
-        )

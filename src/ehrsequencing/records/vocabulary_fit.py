@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 from functools import cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ehrsequencing.config import ValuesConfig, VocabularyConfig
 from ehrsequencing.core.arrays import Bools, Ints, hash_u64
@@ -60,7 +59,9 @@ class VocabularyFit:
         self.kind_subjects = np.array([settings.min_subjects])
         self._kind = np.zeros(0, np.int64)  # type of each code
         self.numbers = OfCodes(self._numbers)  # the number of each code, a new one for a new code
-        self._samples = self._values, self._gaps, self._counts = Sample(), Sample(), Sample()
+        # numbers of training subjects that are kept; the key of a code is its number
+        self.numbers_kept, self._gaps, self._counts = Sample(), Sample(), Sample()
+        self._samples = self.numbers_kept, self._gaps, self._counts
 
     def update(self, events: Events, subject: Ints, is_training: Bools) -> None:
         """Add a shard.
@@ -73,50 +74,51 @@ class VocabularyFit:
         self.numbers(events.codes)  # also where no row is left
         ids = np.zeros(int(subject.max(initial=-1)) + 1, np.int64)
         ids[subject.take(events.starts)] = events.subject_id.take(events.starts)
-        hashed = hash_u64(ids.view(np.uint64))
+        of_person = hash_u64(ids.view(np.uint64))
         self.people += int(is_training.take(events.starts).sum())
         for piece in pieces(events.starts, len(events), _PIECE_ROWS):
             rows = np.flatnonzero(is_training[piece]) + piece.start
-            self._update(events, rows, subject, hashed)
-
-    def values(self) -> Values:
-        """The numbers of training subjects that are kept; the key of a code is its number."""
-        return self._values.by_key()
-
-    def _update(
-        self, events: Events, rows: Ints, subject: Ints, hashed_id: NDArray[np.uint64]
-    ) -> None:
-        """Add some rows, of whole subjects."""
-        code = self.numbers(events.codes).take(events.code.take(rows))
-        order = group_order(code, len(self.number))
-        rows, code = rows.take(order), code.take(order)  # by code, subject and time
-        first = np.flatnonzero(opens_run(code, subject.take(rows)))
-        self.subjects += np.bincount(code[first], minlength=len(self.number))
-        self.rows += np.bincount(code, minlength=len(self.number))
-        self._update_kinds(code.take(first), subject.take(rows.take(first)))
-        if self.value_settings.mode == "none":
-            return
-        valued = np.flatnonzero(~np.isnan(events.value.take(rows)))
-        rows, code = rows.take(valued), code.take(valued)
-        time, value, owner = events.time_us.take(rows), events.value.take(rows), subject.take(rows)
-        with_number = code[opens_run(code, owner)]
-        self.numbered += np.bincount(with_number, minlength=len(self.number))
-        identity = hashed_id.take(owner)
-        hashed = hash_u64(
-            identity ^ time.view(np.uint64) ^ value.astype(np.float64).view(np.uint64)
-        )
-        # half of the hash as the owner: two people may share it and count as one, but never one as two
-        who = (identity >> np.uint64(32)).astype(np.uint32)
-        self._values.add(code, hashed, value, who)
-        if self.value_settings.carry:
-            timed = np.flatnonzero(time != STATIC)
-            self._update_summaries(
-                code.take(timed),
-                owner.take(timed),
-                time.take(timed),
-                hashed.take(timed),
-                who.take(timed),
+            code = self.numbers(events.codes).take(events.code.take(rows))
+            order = group_order(code, len(self.number))
+            rows, code = rows.take(order), code.take(order)  # by code, subject and time
+            first = np.flatnonzero(opens_run(code, subject.take(rows)))
+            self.subjects += np.bincount(code[first], minlength=len(self.number))
+            self.rows += np.bincount(code, minlength=len(self.number))
+            # the subjects of each type that few people have yet; soon there is none
+            kind = self._kind.take(code.take(first))
+            few = np.flatnonzero(self.kind_subjects.take(kind) < self.settings.min_subjects)
+            who = subject.take(rows.take(first.take(few)))
+            pairs = np.unique(np.stack([kind.take(few), who]), axis=1)
+            self.kind_subjects += np.bincount(pairs[0], minlength=len(self.kinds))
+            if self.value_settings.mode == "none":
+                continue
+            valued = np.flatnonzero(~np.isnan(events.value.take(rows)))
+            rows, code = rows.take(valued), code.take(valued)
+            time, value, owner = (
+                events.time_us.take(rows),
+                events.value.take(rows),
+                subject.take(rows),
             )
+            with_number = code[opens_run(code, owner)]
+            self.numbered += np.bincount(with_number, minlength=len(self.number))
+            identity = of_person.take(owner)
+            hashed = hash_u64(
+                identity ^ time.view(np.uint64) ^ value.astype(np.float64).view(np.uint64)
+            )
+            # half of the hash as the owner: two people may share it and count as one, but never one as two
+            half = (identity >> np.uint64(32)).astype(np.uint32)
+            self.numbers_kept.add(code, hashed, value, half)
+            if self.value_settings.carry:
+                # scales of SINCE (gaps between a subject's values of one code) and COUNT (their number)
+                timed = np.flatnonzero(time != STATIC)
+                code, owner, time = code.take(timed), owner.take(timed), time.take(timed)
+                hashed, half = hashed.take(timed), half.take(timed)
+                opens = opens_run(code, owner)
+                first, later = np.flatnonzero(opens), np.flatnonzero(~opens)
+                gaps = (time[later] - time[later - 1]) / DAY_US
+                self._gaps.add(code[later], hashed[later], gaps, half[later])
+                counts = np.diff(first, append=len(code)).astype(np.float64)
+                self._counts.add(code[first], hashed[first], counts, half[first])
 
     def _numbers(self, codes: tuple[str, ...]) -> Ints:
         kinds = []
@@ -131,33 +133,6 @@ class VocabularyFit:
         self.numbered = _longer(self.numbered, len(self.number))
         self.kind_subjects = _longer(self.kind_subjects, len(self.kinds))
         return np.array([self.number[c] for c in codes], dtype=np.int64)
-
-    def _update_kinds(self, code: Ints, subject: Ints) -> None:
-        """Count the subjects of each type of codes, from distinct pairs of code and subject."""
-        kind = self._kind.take(code)
-        # rows of types that few people have yet; soon there are none
-        few = np.flatnonzero(self.kind_subjects.take(kind) < self.settings.min_subjects)
-        pairs = np.unique(np.stack([kind.take(few), subject.take(few)]), axis=1)
-        self.kind_subjects += np.bincount(pairs[0], minlength=len(self.kinds))
-
-    def _update_summaries(
-        self,
-        code: Ints,
-        subject: Ints,
-        time: Ints,
-        hashed: NDArray[np.uint64],
-        who: NDArray[np.uint32],
-    ) -> None:
-        """Scales of SINCE (gaps between a subject's values of one code) and COUNT (their number)."""
-        first = np.flatnonzero(opens_run(code, subject))
-        same = np.ones(len(code), dtype=bool)
-        same[first] = False
-        later = np.flatnonzero(same)
-        self._gaps.add(
-            code[later], hashed[later], (time[later] - time[later - 1]) / DAY_US, who[later]
-        )
-        counts = np.diff(first, append=len(code)).astype(np.float64)
-        self._counts.add(code[first], hashed[first], counts, who[first])
 
     def merge(self, other: "VocabularyFit") -> None:
         """Add what another fit has collected from other subjects: the same as having seen them."""
@@ -235,7 +210,8 @@ def _or_pooled(values: Values, enough: int) -> Callable[[int], Scale]:
 
     @cache
     def pooled() -> Scale:
-        return fit_scale(*values.all(), enough=enough) or Scale(np.zeros(KNOTS), 0.0, 1.0)
+        every = fit_scale(values.value.astype(np.float64), values.owner, enough=enough)
+        return every or Scale(np.zeros(KNOTS), 0.0, 1.0)
 
     return lambda number: fit_scale(*values.of(number), enough=enough) or pooled()
 

@@ -19,8 +19,9 @@ from ehrsequencing.predictors.blend import STACKED, Blend, Stack, fit_stack
 from ehrsequencing.predictors.fit import fit_blend, fit_last_step
 from ehrsequencing.predictors.predictor import NETWORK, Predictor
 from ehrsequencing.records.account import PeopleCounts, Reference, Rounded
+from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.people import PEOPLE, quantiles_of_risks, some_people
-from ehrsequencing.records.prepared import REFERENCE, read_reference
+from ehrsequencing.records.prepared import REFERENCE, draw_reference, encode_reference
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.results.result_types import EpochRow, Origin
 from ehrsequencing.training.plan import Plan
@@ -182,7 +183,7 @@ def write_run(
         more: Files that are there already, and that prediction needs too.
     """
     kept = dict[str, Reference | PeopleCounts[Rounded]]()
-    if not plan.is_member and (plan.prepared.folder / REFERENCE).is_file():  # older sets lack it
+    if not plan.is_member and (plan.prepared.folder / PEOPLE).is_file():  # older sets lack it
         if predictor is None and trained is not None and plan.config.head == "horizon":
             predictor = trained.predictor(plan.code_types)
         kept = _reference(plan, trained, predictor)
@@ -221,7 +222,7 @@ def learned(plan: Plan, predictor: Predictor) -> bool:
 def _reference(
     plan: Plan, trained: "Trained | None", predictor: Predictor | None
 ) -> dict[str, Reference | PeopleCounts[Rounded]]:
-    """Content of `reference.json` and `people.json`: those of the prepared set with the risks of the run."""
+    """Content of `reference.json` and `people.json`: made-up people and those of the prepared set, with risks."""
 
     def risk(records: TaskRecords) -> Floats:
         if predictor is not None:
@@ -229,13 +230,14 @@ def _reference(
         assert trained is not None
         return trained.visit_hazards(records, plan.code_types).astype(np.float64)
 
-    folder, some = plan.prepared.folder, some_people(len(plan.tuning.timelines))
-    tuning = plan.tuning.take(some)
-    made_up = risk(read_reference(folder)).round(6).tolist()
+    prepared, vocabulary = plan.prepared, plan.prepared.vocabulary
+    tuning = plan.tuning.take(some_people(len(plan.tuning.timelines)))
+    columns, excluded = draw_reference(vocabulary), CodeMatcher(prepared.manifest["excluded"])
+    made_up = risk(encode_reference(columns, vocabulary, excluded, prepared.study.visits))
     risks = quantiles_of_risks(risk(tuning), tuning.rows)
     return {
-        REFERENCE: read_json(folder / REFERENCE) | {"risk": made_up},
-        PEOPLE: read_json(folder / PEOPLE) | {"risks": risks},
+        REFERENCE: columns | {"risk": made_up.round(6).tolist()},
+        PEOPLE: read_json(prepared.folder / PEOPLE) | {"risks": risks},
     }
 
 

@@ -171,7 +171,7 @@ def _token_keys(vocabulary: Vocabulary) -> list[tuple[str, int, int] | None]:
     keys: list[tuple[str, int, int] | None] = [None] * vocabulary.n_unknown
     keys += [(code, -1, -1) for code in vocabulary.codes]
     names = vocabulary.tokens
-    return keys + [(names[code], summary, bin_) for code, summary, bin_ in vocabulary.made_of]
+    return keys + [(names[one.code], one.summary, one.bin) for one in vocabulary.made]
 
 
 def _nearest_ancestor(
@@ -288,8 +288,8 @@ class Transfer:
             return
         is_found = match.source >= 0
         if not source.is_run:  # only queries carry summaries, and pretraining has no queries
-            first = len(vocabulary) - len(vocabulary.made_of)
-            summaries = [summary for _, summary, _ in vocabulary.made_of]
+            first = len(vocabulary) - len(vocabulary.made)
+            summaries = [one.summary for one in vocabulary.made]
             is_found[first:] &= np.array(summaries, dtype=np.int64) < 0  # none without numbers
         tokens = np.flatnonzero(is_found)
         to = (tokens[:, None] * terms + np.arange(terms)).ravel()

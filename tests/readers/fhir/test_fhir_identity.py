@@ -98,12 +98,6 @@ def test_the_newest_version_of_a_resource_counts(told: list[Any], kept: list[flo
     assert counts.kept + sum(reasons.values()) == counts.rows_in
 
 
-def test_a_death_that_was_taken_back_is_no_death() -> None:
-    dead = {**ANNA, "deceasedDateTime": "2018-02-01", "meta": version(1)}
-    assert any(row["code"] == "MEDS_DEATH" for row in read(dead, STAY)[0])
-    assert not any(row["code"] == "MEDS_DEATH" for row in read(dead, STAY, {**ANNA, "meta": version(2)})[0])
-
-
 @pytest.mark.parametrize("kind", ["replaced-by", "replaces", "seealso"])
 def test_a_replaced_record_is_merged_into_the_other(kind: str) -> None:
     linked = {"anna": "ben"} if kind == "replaces" else {"ben": "anna"}

@@ -95,7 +95,7 @@ def test_a_training_starts_with_the_weights_and_settings_of_the_model(pretrained
     never = {name for name in theirs if name.startswith("head.") or name.endswith("query")}
     tables = {"code_embedding.table.weight", "code_embedding.value_table.weight"}
     assert all(torch.equal(ours[name], theirs[name]) for name in set(theirs) - never - tables)
-    summaries = torch.tensor([summary >= 0 for _, summary, _ in trainer.prepared.vocabulary.made_of])
+    summaries = torch.tensor([one.summary >= 0 for one in trainer.prepared.vocabulary.made])
     rows = ours["code_embedding.table.weight"]
     codes = len(rows) - len(summaries)
     assert torch.equal(rows[:codes], theirs["code_embedding.table.weight"][:codes])

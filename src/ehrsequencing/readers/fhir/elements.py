@@ -15,36 +15,6 @@ from ehrsequencing.records.codes import PROVISIONAL
 
 Resource = Mapping[str, Any]
 
-# The code systems whose names differ from the last part of their URL.
-_SYSTEMS = {
-    "http://snomed.info/sct": "SNOMED",
-    "http://loinc.org": "LOINC",
-    "http://www.nlm.nih.gov/research/umls/rxnorm": "RxNorm",
-    "http://hl7.org/fhir/sid/cvx": "CVX",
-    "http://hl7.org/fhir/sid/ndc": "NDC",
-    "http://hl7.org/fhir/sid/icd-10": "ICD10",
-    "http://hl7.org/fhir/sid/icd-10-cm": "ICD10CM",
-    "http://hl7.org/fhir/sid/icd-9-cm": "ICD9CM",
-    "http://www.cms.gov/medicare/coding/icd10": "ICD10PCS",
-    "http://fhir.de/codesystem/bfarm/icd-10-gm": "ICD10GM",
-    "http://fhir.de/codesystem/dimdi/icd-10-gm": "ICD10GM",
-    "http://fhir.de/codesystem/bfarm/ops": "OPS",
-    "http://fhir.de/codesystem/dimdi/ops": "OPS",
-    "http://www.ama-assn.org/go/cpt": "CPT4",
-    "http://www.whocc.no/atc": "ATC",
-    "http://dicom.nema.org/resources/ontology/dcm": "DICOM",
-    "urn:oid:2.16.840.1.113883.6.96": "SNOMED",
-    "urn:oid:2.16.840.1.113883.6.1": "LOINC",
-    "urn:oid:2.16.840.1.113883.6.88": "RxNorm",
-    "urn:oid:2.16.840.1.113883.12.292": "CVX",
-    "urn:oid:2.16.840.1.113883.6.69": "NDC",
-    "urn:oid:2.16.840.1.113883.6.3": "ICD10",
-    "urn:oid:2.16.840.1.113883.6.90": "ICD10CM",
-    "urn:oid:2.16.840.1.113883.6.103": "ICD9CM",
-    "urn:oid:2.16.840.1.113883.6.4": "ICD10PCS",
-    "urn:oid:2.16.840.1.113883.6.12": "CPT4",
-    "urn:oid:2.16.840.1.113883.6.73": "ATC",
-}
 # The code systems, by the last part of their URLs, whose codes say that there is none.
 _ABSENT = {"data-absent-reason", "v3-nullflavor", "nullflavor", "2.16.840.1.113883.5.1008"}
 _DECIMAL = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?")
@@ -195,7 +165,7 @@ def vocabulary(system: str | None) -> tuple[str, bool]:
     if system is None:
         return "FHIR", False
     url = system.rstrip("/")
-    known = _SYSTEMS.get(url.lower())
+    known = TERMS["fhir"]["systems"].get(url.lower())
     last = url.rpartition("/")[2].removeprefix("urn:oid:").removeprefix("urn:")
     return known or ("" if last.lower() in _ABSENT else last), known is not None
 

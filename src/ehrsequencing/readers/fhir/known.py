@@ -7,6 +7,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ehrsequencing.readers.fhir.elements import (
     Coded,
     Resource,
@@ -70,6 +73,12 @@ class Known:
     wholes: dict[str, str] = field(default_factory=dict)
     # id of an encounter with parts → its class
     classes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    # (entries,) places in `survey.LOST`: why a resource does not count
+    lost: NDArray[np.int8] = field(default_factory=lambda: np.zeros(0, np.int8))
+    newer_parts: int = (
+        0  # copies with a part of the elements only that are newer than the whole resource
+    )
+    counts: dict[str, int] = field(default_factory=dict)  # how often some rules of the report hold
 
     def find(self, reference: str) -> tuple[Coded, ...]:
         """The codes that a reference to a Medication leads to."""
@@ -277,33 +286,44 @@ def has_no_result(part: Resource) -> bool:
 def valued(row: Row, part: Resource) -> Row:
     """A row with the value of an Observation or a component: CODE//UNIT for a number, CODE//VALUE for a coded value.
 
-    What cannot be read stays as text. A code of unknown meaning gets no value.
+    A bound is no number: <5. What cannot be read stays as text, a date as it is written. A code of unknown meaning gets
+    no value.
     """
     name, value = value_of(part)
-    if name == "valueQuantity" and isinstance(value, dict):
-        made = _with_quantity(row, value)
-    elif name in ("valueRatio", "valueRange") and isinstance(value, dict):
-        simple = _quantity_of(value)
-        if isinstance(simple, dict):
-            made = _with_quantity(row, simple)
-        else:
-            made = row._replace(cell="unread", text=simple or json.dumps(value))
+    is_ratio = name in ("valueRatio", "valueRange") and isinstance(value, dict)
+    quantity: Any = _quantity_of(value) if is_ratio else value
+    coded = codings(value) if name == "valueCodeableConcept" else ()
+    words = text(value, "text") if name == "valueCodeableConcept" else None
+    if isinstance(value, bool):
+        coded = (Coded(str(value).lower(), str(value).lower()),)
+    elif name == "valueString" and isinstance(value, str):
+        words = value.strip()
+    number = number_of(value) if name == "valueInteger" else None
+    if (is_ratio or name == "valueQuantity") and isinstance(quantity, dict):
+        written, comparator = quantity.get("value"), text(quantity, "comparator")
+        number, unit = number_of(written), text(quantity, "code") or text(quantity, "unit")
+        made = row._replace(cell="values", number=number)
+        if written is None:
+            made = row._replace(cell="empty")
+        elif number is None or comparator is not None:
+            made = row._replace(cell="unread", text=f"{comparator or ''}{written}")
+        elif unit is not None:
+            made = made._replace(code=f"{row.code}//{unit}", parent=row.code)
+    elif is_ratio:
+        made = row._replace(cell="unread", text=quantity or json.dumps(value))
+    elif coded:
+        meaning = ": ".join(filter(None, (row.description, coded[0].description))) or None
+        code = f"{row.code}//{coded[0].code}"
+        made = row._replace(cell="values", code=code, description=meaning, parent=row.code)
+    elif number is not None or words:
+        made = row._replace(cell="values", number=number, text=words)
+    elif value is None:
+        made = row._replace(cell="empty")
     else:
-        made = _with_other(row, name, value)
+        as_is = value if isinstance(value, str) else json.dumps(value)
+        made = row._replace(cell="unread", text=as_is)
     is_known = row.code is not None and not row.code.startswith(UNCODED)
     return made if is_known else row._replace(cell=made.cell)
-
-
-def _with_quantity(row: Row, quantity: Resource) -> Row:
-    """A bound is no number: <5."""
-    written, comparator = quantity.get("value"), text(quantity, "comparator")
-    number, unit = number_of(written), text(quantity, "code") or text(quantity, "unit")
-    if written is None:
-        return row._replace(cell="empty")
-    if number is None or comparator is not None:
-        return row._replace(cell="unread", text=f"{comparator or ''}{written}")
-    row = row._replace(cell="values", number=number)
-    return row if unit is None else row._replace(code=f"{row.code}//{unit}", parent=row.code)
 
 
 def _quantity_of(value: Resource) -> dict[str, Any] | str | None:
@@ -332,24 +352,3 @@ def _quantity_of(value: Resource) -> dict[str, Any] | str | None:
     if low is not None and high is not None:
         return None
     return f">={low:g}" if low is not None else f"<={high:g}" if high is not None else None
-
-
-def _with_other(row: Row, name: str, value: Any) -> Row:
-    """A ratio, a range and a date are kept as they are written."""
-    coded = codings(value) if name == "valueCodeableConcept" else ()
-    words = text(value, "text") if name == "valueCodeableConcept" else None
-    if isinstance(value, bool):
-        coded = (Coded(str(value).lower(), str(value).lower()),)
-    elif name == "valueString" and isinstance(value, str):
-        words = value.strip()
-    if coded:
-        meaning = ": ".join(filter(None, (row.description, coded[0].description))) or None
-        return row._replace(
-            cell="values", code=f"{row.code}//{coded[0].code}", description=meaning, parent=row.code
-        )
-    number = number_of(value) if name == "valueInteger" else None
-    if number is not None or words:
-        return row._replace(cell="values", number=number, text=words)
-    if value is None:
-        return row._replace(cell="empty")
-    return row._replace(cell="unread", text=value if isinstance(value, str) else json.dumps(value))

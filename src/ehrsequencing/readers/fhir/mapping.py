@@ -6,8 +6,8 @@ patient's bundle uses it as `ehrseq import fhir` does.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from types import SimpleNamespace
 
 from ehrsequencing.readers.fhir.elements import (
     Coded,
@@ -30,102 +30,17 @@ from ehrsequencing.readers.import_report import RuleCounts
 from ehrsequencing.readers.rows import TERMS, Left, Role
 from ehrsequencing.records.events import BIRTH, DEATH
 
-
-@dataclass(frozen=True)
-class EventResource:
-    """A resource that becomes one row for each of its codes, at one time. Paths are as `walk` takes them."""
-
-    concepts: tuple[str, ...]  # CodeableConcepts, Codings, or references to a Medication
-    times: tuple[str, ...]  # the first with a day counts, else the first with a month or year
-    subject: str = "subject"
-    encounter: str = "encounter"
-    recorded: tuple[str, ...] = ()  # when that became known which may have begun long before
-    issued: tuple[str, ...] = ()  # when the result became available
-
-
-_MEDICATION = ("medicationCodeableConcept", "medicationReference")
-_RESULT_TIMES = (
-    "effectiveDateTime",
-    "effectiveInstant",
-    "effectivePeriod.end",
-    "effectivePeriod.start",
-    "issued",
-)
-_BILL = EventResource(
-    ("diagnosis.diagnosisCodeableConcept",),
-    # times of a bill: its diagnoses are known by the end of the stay
-    ("billablePeriod.end", "billablePeriod.start", "created"),
-    subject="patient",
-    encounter="item.encounter",
-)
-EVENTS = {
-    "Condition": EventResource(
-        ("code",), ("onsetDateTime", "onsetPeriod.start"), recorded=("recordedDate",)
-    ),
-    "Procedure": EventResource(("code",), ("performedDateTime", "performedPeriod.start")),
-    "Observation": EventResource(("code",), _RESULT_TIMES, issued=("issued",)),
-    "DiagnosticReport": EventResource(
-        ("code", "conclusionCode"), _RESULT_TIMES, issued=("issued",)
-    ),
-    "MedicationRequest": EventResource(_MEDICATION, ("authoredOn",)),
-    "MedicationStatement": EventResource(
-        _MEDICATION,
-        ("effectiveDateTime", "effectivePeriod.start"),
-        encounter="context",
-        recorded=("dateAsserted",),
-    ),
-    "MedicationAdministration": EventResource(
-        _MEDICATION, ("effectiveDateTime", "effectivePeriod.start"), encounter="context"
-    ),
-    "MedicationDispense": EventResource(
-        _MEDICATION, ("whenHandedOver", "whenPrepared"), encounter="context"
-    ),
-    "Immunization": EventResource(
-        ("vaccineCode",), ("occurrenceDateTime",), subject="patient", recorded=("recorded",)
-    ),
-    "AllergyIntolerance": EventResource(
-        ("code",),
-        ("onsetDateTime", "onsetPeriod.start"),
-        subject="patient",
-        recorded=("recordedDate",),
-    ),
-    "ImagingStudy": EventResource(("modality", "series.modality", "procedureCode"), ("started",)),
-    "Claim": _BILL,
-    "ExplanationOfBenefit": _BILL,
-}
-READ = ("Patient", "Encounter", "Medication", *EVENTS)
-DID_NOT_HAPPEN = {  # element → values of a resource that is wrong, or about something that did not happen
-    "status": {
-        "entered-in-error",
-        "not-done",
-        "not-taken",
-        "cancelled",
-        "planned",
-        "preparation",
-        "draft",
-        "intended",
-        "registered",  # there is no result yet
-        "declined",
-    },
-    "use": {"preauthorization", "predetermination"},
-    "intent": {"proposal", "plan", "option"},
-}
-_SEX = {"male": "M", "female": "F", "other": "other"}
-_ENCOUNTER_CLASSES = {  # of HL7's ActCode, named as Synthea's CSV export names them
-    "AMB": "ambulatory",
-    "EMER": "emergency",
-    "FLD": "field",
-    "HH": "home",
-    "IMP": "inpatient",
-    "ACUTE": "inpatient",
-    "NONAC": "inpatient",
-    "OBSENC": "observation",
-    "SS": "shortstay",
-    "VR": "virtual",
+_TERMS = TERMS["fhir"]
+_DEFAULT = {"subject": "subject", "encounter": "encounter", "recorded": (), "issued": ()}
+# resources that become one row for each of their codes, at one time
+EVENTS: dict[str, SimpleNamespace] = {
+    kind: SimpleNamespace(**_DEFAULT | spec) for kind, spec in _TERMS["events"].items()
 }
 # a resource of another type, which may hold one of these
-_OTHER = EventResource((), ("period.end", "authoredOn", "authored", "date"))
-_TERMS = TERMS["fhir"]
+_OTHER = SimpleNamespace(**_DEFAULT, times=("period.end", "authoredOn", "authored", "date"))
+BILLS = ("Claim", "ExplanationOfBenefit")
+READ = ("Patient", "Encounter", "Medication", *EVENTS)
+_SEX = {"male": "M", "female": "F", "other": "other"}
 _JUDGED = ("Condition", "AllergyIntolerance")  # types that say whether they are held to be true
 _US_CORE = "http://hl7.org/fhir/us/core/StructureDefinition/us-core-"
 
@@ -152,14 +67,18 @@ def rows_of(resource: Resource, known: Known, counts: RuleCounts) -> Iterable[Ro
     if (
         resource.get("doNotPerform") is True
         or any(
-            path.partition(".")[0] in resource and not values.isdisjoint(texts(resource, path))
-            for path, values in DID_NOT_HAPPEN.items()
+            path in resource and not set(values).isdisjoint(texts(resource, path))
+            for path, values in _TERMS["did_not_happen"].items()
         )
         or (certainty := certainty_of(resource) if kind in _JUDGED else "") == "absent"
     ):
         return "not_done"
-    if kind == "Observation" and _is_of_another(resource, known):
+    if kind == "Observation" and extensions(resource, "extension", "observation-focusCode"):
         return "of_another"
+    for one in walk(resource, "focus") if kind == "Observation" else ():
+        name = referred_id({"one": one}, "one", "Patient")
+        if name is None or known.record(name) != _subject(resource, "subject", known):
+            return "of_another"  # somebody or something else, as an unborn child
     if f"{kind}/{text(resource, 'id')}" in known.replaced:
         return "adjusted"
     modifiers = resource.get("modifierExtension")
@@ -209,18 +128,6 @@ def rows_inside(
         yield part, rows
 
 
-def _is_of_another(resource: Resource, known: Known) -> bool:
-    """Whether a result is about somebody or something else than its subject, as an unborn child."""
-    own = _subject(resource, "subject", known)
-    others = [
-        one
-        for one in walk(resource, "focus")
-        if (name := referred_id({"one": one}, "one", "Patient")) is None
-        or known.record(name) != own
-    ]
-    return bool(others or extensions(resource, "extension", "observation-focusCode"))
-
-
 def _codes(part: Resource, kind: str, find: Find) -> list[Coded]:
     """The codes of a resource of `EVENTS`, or of a component of it."""
     concepts = [concept for path in EVENTS[kind].concepts for concept in walk(part, path)]
@@ -236,7 +143,7 @@ def _coded_rows(base: Row, codes: Iterable[Coded]) -> list[Row]:
 # ---- when and whose ------------------------------------------------------------------------------
 
 
-def _time_of(resource: Resource, paths: tuple[str, ...]) -> str | None:
+def _time_of(resource: Resource, paths: Sequence[str]) -> str | None:
     """The first time with a day among these elements, else the first with a month or a year."""
     times = [time for path in paths for time in texts(resource, path)]
     return next((time for time in times if len(time) > len("2011-05")), times[0] if times else None)
@@ -342,36 +249,33 @@ def _encounter(resource: Resource, known: Known, counts: RuleCounts) -> list[Row
         site=text(resource, "serviceProvider.reference"),
         left=_left(resource),
     )
-    visits = _earlier_classes(resource, visit, kind)
+    # each class of its history from the moment at which the encounter had it
+    visits, since = list[Row](), None
+    for item in walk(resource, "classHistory"):
+        start = days_of(text(item, "period.start"))[0]
+        if start is not None and class_of(item) == kind:
+            since = since or start
+        elif start is not None:
+            earlier = visit._replace(time=start, inpatient=False, left=None)
+            visits.append(
+                earlier._replace(
+                    end=days_of(text(item, "period.end"))[1],
+                    code=f"ENCOUNTER//{class_of(item)}",
+                    acute=class_of(item) in _TERMS["acute"],
+                )
+            )
+    if visits and since is None:
+        since = visits[-1].end
+    visits.append(visit._replace(time=since or visit.time))
     types = coded_as(walk(resource, "type"), known.find, uncoded=f"{UNCODED}ENCOUNTER")
     event = Row(Role.EVENT, subject, last, None, encounter=encounter)
     return [*visits, *(_coded_rows(event, types) if types else [])]
 
 
-def _earlier_classes(resource: Resource, visit: Row, kind: str) -> list[Row]:
-    """A visit with those of its `classHistory`: each class from the moment at which the encounter had it."""
-    earlier, since = list[Row](), None
-    for item in walk(resource, "classHistory"):
-        start = days_of(text(item, "period.start"))[0]
-        if start is None:
-            continue
-        if class_of(item) == kind:
-            since = since or start
-            continue
-        end, code = days_of(text(item, "period.end"))[1], f"ENCOUNTER//{class_of(item)}"
-        acute = class_of(item) in _TERMS["acute"]
-        earlier.append(
-            visit._replace(time=start, end=end, code=code, acute=acute, inpatient=False, left=None)
-        )
-    if earlier and since is None:
-        since = earlier[-1].end
-    return [*earlier, visit._replace(time=since or visit.time)]
-
-
 def class_of(resource: Resource) -> str:
     """The class of an encounter."""
     written = [one.code.rpartition("//")[2] for one in codings(resource.get("class"))]
-    return _ENCOUNTER_CLASSES.get(written[0].upper(), written[0].lower()) if written else "unknown"
+    return _TERMS["classes"].get(written[0].upper(), written[0].lower()) if written else "unknown"
 
 
 def _left(resource: Resource) -> Left | None:
@@ -399,7 +303,7 @@ def _event(resource: Resource, known: Known, counts: RuleCounts) -> list[Row] | 
         for item in walk(resource, "contained")
         if text(item, "id")
     }
-    if EVENTS[kind] is _BILL and not walk(resource, _BILL.concepts[0]):
+    if kind in BILLS and not walk(resource, EVENTS[kind].concepts[0]):
         return "no_diagnosis"
     codes = _codes(resource, kind, lambda name: inside.get(name) or known.find(name))
     return _coded_rows(base_of(resource, known, counts), codes)

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.readers.cells import parse_times
 from ehrsequencing.readers.cleaning_rules import cleaned
 from ehrsequencing.readers.fhir.elements import (
@@ -21,10 +22,11 @@ from ehrsequencing.readers.fhir.elements import (
     entries_of,
     kind_of,
     texts,
+    walk,
 )
-from ehrsequencing.readers.fhir.known import UNCODED, Row
+from ehrsequencing.readers.fhir.known import UNCODED, Known, Row
 from ehrsequencing.readers.fhir.mapping import EVENTS, rows_inside, rows_of
-from ehrsequencing.readers.fhir.survey import LOST, Survey, fhir_files, refuse_other_release, survey
+from ehrsequencing.readers.fhir.survey import LOST, OTHER_RELEASES, fhir_files, survey
 from ehrsequencing.readers.import_report import (
     FATES,
     MOST_UNSURE,
@@ -45,6 +47,7 @@ from ehrsequencing.readers.rows import (
     subject_ids,
     write_subject_names,
 )
+from ehrsequencing.records.words import lines_of
 
 BLOCK = 5_000  # rows that are Python objects at once
 UNTYPED = "unreadable"  # the table under which JSON without a resource type, and what is no JSON, is counted
@@ -158,7 +161,7 @@ class Blocks:
 
     Args:
         report: Where everything is counted.
-        survey: Of the same entries in the same order.
+        known: The `survey` of the same entries in the same order.
         zone: Clock of the instants that are written in UTC; default: UTC.
 
     Attributes:
@@ -166,9 +169,9 @@ class Blocks:
         names: Ids of the patients.
     """
 
-    def __init__(self, report: ImportReport, survey: Survey, zone: tzinfo | None) -> None:
+    def __init__(self, report: ImportReport, known: Known, zone: tzinfo | None) -> None:
         self.report, self.book, self.names = report, CodeBook(), list[pa.Array]()
-        self._survey, self._zone = survey, zone
+        self._known, self._zone = known, zone
         self._place = 0  # of the next entry
         self._clocks = Counter[str]()  # instants in UTC, and with the offset of a place
         self._unsure = Counter[str]()  # statuses of Conditions that are not confirmed
@@ -201,47 +204,47 @@ class Blocks:
 
     def finish(self) -> None:
         """Warn of clocks of two kinds, and of elements that may not mean what they seem to."""
-        cautions, issued = self.report.cautions, self._issued.total()
-        self.report.counts.update(self._survey.counts)
-        status, n = max(self._unsure.items(), key=lambda one: one[1], default=("", 0))
-        conditions = self._counts("Condition").rows_in if n else 0
-        if n > max(MOST_UNSURE * conditions, _FEW_ISSUED) and not self._survey.known.confirmed:
-            cautions.append(UNSURE.format(n, conditions, "Conditions", status))
-        late = self.report.counts["late_issue"]
-        most = max([n for day, n in self._issued.items() if day is not None], default=0)
-        if late > WARN_SHARE * issued or (issued >= _FEW_ISSUED and most * 2 >= issued):
-            cautions.append(
-                f"{late:,} of {issued:,} results were issued more than 90 days after they were taken, and "
-                f"{most:,} on one day: if `issued` says when an archive was filled, set import.known=earliest"
-            )
-        cautions += [
-            f"{n:,} resources have the modifier extension {url}, which is not read: it may change what they mean"
-            for url, n in sorted(self._modifiers.items())
-        ]
-        if self._survey.newer_parts:
-            cautions.append(
-                f"{self._survey.newer_parts:,} resources have a newer copy that lacks some elements (SUBSETTED): "
-                "the older whole one was read; export them whole"
-            )
-        if self._clocks["utc"] and self._clocks["local"] and self._zone is None:
-            self.report.cautions.append(
-                f"{self._clocks['utc']:,} times are in UTC and {self._clocks['local']:,} have the "
-                "clock of a place: name the hospital's zone, as in import.time_zone=Europe/Berlin"
-            )
+        self.report.counts.update(self._known.counts)
+        status, unsure = max(self._unsure.items(), key=lambda one: one[1], default=("", 0))
+        days = [n for day, n in self._issued.items() if day is not None]
+        self.report.cautions += lines_of(
+            Path(__file__).parents[1] / "templates" / "fhir.txt.jinja",
+            known=self._known,
+            status=status,
+            unsure=unsure,
+            conditions=self._counts("Condition").rows_in if unsure else 0,
+            late=self.report.counts["late_issue"],
+            issued=self._issued.total(),
+            most=max(days, default=0),
+            modifiers=self._modifiers,
+            clocks=self._clocks,
+            zone=self._zone,
+            FEW=_FEW_ISSUED,
+            MOST_UNSURE=MOST_UNSURE,
+            UNSURE=UNSURE,
+            WARN_SHARE=WARN_SHARE,
+        )
 
     def _rows_of(self, entry: Entry) -> list[tuple[Any, ...]]:
         """The rows of an entry as tuples of `_COLUMNS`; one without rows is counted."""
-        lost = LOST[self._survey.lost[self._place]]
+        lost = LOST[self._known.lost[self._place]]
         self._place += 1
         if not entry.is_there:
             return []
         resource = entry.resource
-        refuse_other_release(resource, where=self._where)
-        outcome = lost or rows_of(resource, self._survey.known, self.report.counts)
+        kind = kind_of(resource) or ""
+        for path, (release, type_) in OTHER_RELEASES.get(kind, {}).items():
+            if any(isinstance(value, type_) for value in walk(resource, path)):
+                raise EhrseqError(
+                    f"holds FHIR {release}, and only R4 is read (it writes {kind}.{path.partition('.')[0]} so)",
+                    where=self._where,
+                    fix="export it as R4, or convert it to R4",
+                )
+        outcome = lost or rows_of(resource, self._known, self.report.counts)
         rows = self._counted(resource, outcome)
         if not isinstance(resource, dict) or "contained" not in resource:
             return rows
-        for part, inside in rows_inside(resource, self._survey.known, self.report.counts):
+        for part, inside in rows_inside(resource, self._known, self.report.counts):
             rows += self._counted(part, outcome if outcome in _SHARED else inside)
         return rows
 
@@ -267,7 +270,7 @@ class Blocks:
         if kind in self._begun:
             return counts
         self._begun.add(kind)
-        counts.begin(self._file)
+        counts.parts.append((counts.rows_in, self._file))
         counts.essential = kind in _ESSENTIAL
         return counts
 

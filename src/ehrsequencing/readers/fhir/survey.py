@@ -8,6 +8,7 @@ import codecs
 import gzip
 import zlib
 from array import array
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -35,26 +36,21 @@ from ehrsequencing.readers.fhir.elements import (
     walk,
 )
 from ehrsequencing.readers.fhir.known import (
-    Bill,
     Known,
-    Record,
     bill_of,
     join_records,
     linked_records,
     record_of,
     replaced_bills,
 )
-from ehrsequencing.readers.fhir.mapping import (
-    DID_NOT_HAPPEN,
-    READ,
-    class_of,
-)
+from ehrsequencing.readers.fhir.mapping import BILLS, READ, class_of
+from ehrsequencing.readers.rows import TERMS
 
 LOST = ("", "older_version", "withdrawn", "subsetted")  # keys of `import_report.REASONS`
 _SEXES = {"male", "female"}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # type → element → the release that writes it, and as which type of JSON; R4 has it not, or another type there
-_OTHER_RELEASES: dict[str, dict[str, tuple[str, type]]] = {
+OTHER_RELEASES: dict[str, dict[str, tuple[str, type]]] = {
     "Condition": {
         "patient": ("DSTU2", dict),
         "dateRecorded": ("DSTU2", str),
@@ -79,46 +75,13 @@ _OTHER_RELEASES: dict[str, dict[str, tuple[str, type]]] = {
 }
 
 
-def refuse_other_release(resource: Any, *, where: str) -> None:
-    """Refuse a resource that another release of FHIR than R4 wrote.
-
-    Raises:
-        EhrseqError: It has an element, or a type of value, that R4 has not.
-    """
-    kind = kind_of(resource) or ""
-    for path, (release, type_) in _OTHER_RELEASES.get(kind, {}).items():
-        if any(isinstance(value, type_) for value in walk(resource, path)):
-            element = path.partition(".")[0]
-            raise EhrseqError(
-                f"holds FHIR {release}, and only R4 is read (it writes {kind}.{element} so)",
-                where=where,
-                fix="export it as R4, or convert it to R4",
-            )
-
-
-@dataclass(frozen=True, eq=False)
-class Survey:
-    """What a first look at all entries of a source shows.
-
-    Attributes:
-        lost: (entries,) places in `LOST`: why a resource does not count.
-        known: What the mapping looks up.
-    """
-
-    lost: NDArray[np.int8]
-    known: Known
-    # copies with a part of the elements only that are newer than the whole resource
-    newer_parts: int
-    counts: dict[str, int]  # how often some rules of the report hold
-
-
 def survey(
     files: Iterable[tuple[str, Iterable[Entry]]],
     *,
     known: Literal["latest", "earliest"] = "latest",
     confirmed: bool = False,
-) -> Survey:
-    """Look at all entries of a source, in its order.
+) -> Known:
+    """What a first look at all entries of a source shows, in its order.
 
     Args:
         files: What to call each file in an error, and its entries.
@@ -130,12 +93,8 @@ def survey(
     """
     # of each entry with a type and an id: hash of both, update, version, place, state: 0 deleted, 1 subsetted
     seen = array("q")
-    # order, table, name and value of `_links`, with the place of who says so
-    links: list[tuple[int, str, str, Any, int]] = []
-    # records of patients, pairs of linked ones, and bills, each with the place of who says so
-    records = list[tuple[str, Record, int]]()
-    pairs = list[tuple[str, str, str, int]]()
-    bills = list[tuple[str, Bill, int]]()
+    # what resources say of others: order, table, name and value of `_links`, with the place of who says so
+    said: list[tuple[int, str, Any, Any, int]] = []
     people = dict[str, tuple[str | None, str | None, str]]()  # birth, sex and file
     servers = dict[int, str]()  # hash of type and id → the server that is named with them
     place, has_types = -1, False
@@ -151,7 +110,7 @@ def survey(
                     fix="import the files of each server by themselves",
                 )
         if kind == "Person" and entry.is_there:
-            pairs += [(*pair, place) for pair in linked_records(resource, kind, "")]
+            said += [(0, "pairs", pair, None, place) for pair in linked_records(resource, kind, "")]
         if kind not in READ or own is None:
             continue
         name, is_part = f"{kind}/{own}", "SUBSETTED" in texts(resource, "meta.tag.code")
@@ -159,12 +118,8 @@ def survey(
         seen.extend((hash(name), *_version(entry), place, state))
         if not entry.is_there:
             continue
-        if kind in ("Claim", "ExplanationOfBenefit"):
-            bills.append((name, bill_of(resource), place))
         if kind == "Patient":
             record = record_of(resource)
-            records.append((own, record, place))
-            pairs += [(*pair, place) for pair in linked_records(resource, kind, own)]
             birth, sex, first = people.setdefault(own, (*record[:2], where))
             if record.birth and birth not in (None, record.birth) and {sex, record.sex} == _SEXES:
                 raise EhrseqError(
@@ -172,7 +127,7 @@ def survey(
                     where=" and ".join(dict.fromkeys((first, where))),
                     fix="import the files of each hospital by themselves, or make the ids differ",
                 )
-        links += [(*link, place) for link in _links(resource, kind, own)]
+        said += [(*link, place) for link in _links(resource, kind, own)]
     if place >= 0 and not has_types:
         raise EhrseqError(
             "no FHIR resource is there: nothing has a resourceType",
@@ -180,20 +135,22 @@ def survey(
             fix="name FHIR files; of openEHR save the answer to an AQL query as CSV, and see ehrseq import csv --draft",
         )
     lost, newer_parts = _lost(np.frombuffer(seen, np.int64).reshape(-1, 5), place + 1)
-    looked_up = Known(earliest=known == "earliest", confirmed=confirmed)
-    wholes = {value for _, table, _, value, _ in links if table == "wholes"}
-    for _, table, name, value, at in sorted(links, key=lambda link: link[0]):
-        # of several stays the one that ends first
-        if not lost[at] and (table != "classes" or name in wholes):
-            getattr(looked_up, table).setdefault(name, value)
-    merged, superseded, counts = join_records(
-        {own: record for own, record, at in records if not lost[at]},
-        [(one, other, type_) for one, other, type_, at in pairs if not lost[at]],
+    tables = defaultdict[str, dict[Any, Any]](dict)
+    for _, table, name, value, at in sorted(said, key=lambda one: one[0]):
+        if not lost[at]:
+            tables[table].setdefault(name, value)  # of several stays the one that ends first
+    merged, superseded, counts = join_records(tables["records"], tables["pairs"])
+    return Known(
+        earliest=known == "earliest",
+        confirmed=confirmed,
+        replaced=replaced_bills(tables["bills"]),
+        superseded=superseded,
+        merged=merged,
+        **{name: tables[name] for name in ("codes", "stays", "wholes", "classes")},
+        lost=lost,
+        newer_parts=newer_parts,
+        counts=counts,
     )
-    looked_up.merged.update(merged)
-    looked_up.superseded.update(superseded)
-    looked_up.replaced.update(replaced_bills({n: bill for n, bill, at in bills if not lost[at]}))
-    return Survey(lost, looked_up, newer_parts, counts)
 
 
 def _named_servers(entry: Entry, kind: str | None, own: str | None) -> Iterator[tuple[str, str]]:
@@ -249,20 +206,19 @@ def _instant_us(written: str | None) -> int:
     return (moment - _EPOCH) // timedelta(microseconds=1)
 
 
-def _links(resource: Resource, kind: str, own: str) -> Iterator[tuple[int, str, str, Any]]:
-    """What a resource says of others: order (the lowest counts), table of `Known`, name there, and value."""
+def _links(resource: Resource, kind: str, own: str) -> Iterator[tuple[int, str, Any, Any]]:
+    """What a resource says of others: order (the lowest counts), table of `survey`, name there, and value."""
     if kind == "Medication":
-        yield (
-            0,
-            "codes",
-            own,
-            (
-                codings(resource.get("code"))
-                or codings(walk(resource, "ingredient.itemCodeableConcept"))
-            ),
-        )
+        codes = codings(resource.get("code"))
+        yield 0, "codes", own, codes or codings(walk(resource, "ingredient.itemCodeableConcept"))
+    elif kind in BILLS:
+        yield 0, "bills", f"{kind}/{own}", bill_of(resource)
+    elif kind == "Patient":
+        yield 0, "records", own, record_of(resource)
+        for pair in linked_records(resource, kind, own):
+            yield 0, "pairs", pair, None
     elif kind == "Encounter":
-        if text(resource, "status") not in DID_NOT_HAPPEN["status"]:
+        if text(resource, "status") not in TERMS["fhir"]["did_not_happen"]["status"]:
             yield 0, "classes", own, (class_of(resource),)
         whole = referred_id(resource, "partOf", "Encounter")
         if whole is not None:
@@ -298,16 +254,32 @@ class FhirFile:
         Raises:
             EhrseqError: The file cannot be read, or a document is no JSON.
         """
-        self.bad_lines = []
+        self.bad_lines, where = [], self.where
         try:
-            if self.is_lines:
-                yield from self._of_lines()
-            else:
-                yield from entries_of(
-                    parse_json(read_unpacked(self.path, where=self.where), distinct=False)
-                )
+            if not self.is_lines:
+                whole = parse_json(read_unpacked(self.path, where=where), distinct=False)
+                yield from entries_of(whole)
+                return
+            with _opened(self.path) as file:
+                lines = iter(lambda: file.readline(LONGEST_LINE), b"")
+                for number, line in enumerate(lines, start=1):
+                    if line.isspace():
+                        continue
+                    where = f"{self.where}, line {number}"
+                    try:
+                        document = parse_json(line.removeprefix(codecs.BOM_UTF8), distinct=False)
+                    except HalfSurrogate:
+                        raise
+                    except ValueError:
+                        self.bad_lines.append(number)
+                        yield Entry(None, is_there=False)
+                        continue
+                    if isinstance(document, dict):
+                        yield from entries_of(document)
+                    else:
+                        yield Entry(document)
         except HalfSurrogate as error:
-            raise EhrseqError(error.what, where=self.where, fix=_IN_UTF8) from error
+            raise EhrseqError(error.what, where=where, fix=_IN_UTF8) from error
         except _BAD as error:
             kind = "one resource a line" if self.is_lines else "JSON"
             raise EhrseqError(
@@ -315,27 +287,6 @@ class FhirFile:
                 where=self.where,
                 fix=f"check that the file is whole, and holds {kind} in UTF-8",
             ) from error
-
-    def _of_lines(self) -> Iterator[Entry]:
-        with _opened(self.path) as file:
-            lines = iter(lambda: file.readline(LONGEST_LINE), b"")
-            for number, line in enumerate(lines, start=1):
-                if line.isspace():
-                    continue
-                try:
-                    document = parse_json(line.removeprefix(codecs.BOM_UTF8), distinct=False)
-                except HalfSurrogate as error:
-                    raise EhrseqError(
-                        error.what, where=f"{self.where}, line {number}", fix=_IN_UTF8
-                    ) from error
-                except ValueError:
-                    self.bad_lines.append(number)
-                    yield Entry(None, is_there=False)
-                    continue
-                if isinstance(document, dict):
-                    yield from entries_of(document)
-                else:
-                    yield Entry(document)
 
 
 def _opened(path: Path) -> Any:
@@ -358,7 +309,15 @@ def fhir_files(source: Path) -> list[FhirFile]:
         )
     files = []
     for number, path in enumerate(paths, start=1):
-        is_lines = _suffix(path) in _LINES or _is_json_of_lines(path)
+        is_lines = _suffix(path) in _LINES
+        if not is_lines:  # some servers call NDJSON `.json`
+            try:
+                with _opened(path) as file:
+                    first, second = file.readline(LONGEST_LINE), file.readline(LONGEST_LINE)
+                if second.strip():
+                    is_lines = kind_of(parse_json(first, distinct=False)) is not None
+            except _BAD:
+                pass
         unnamed = f"{source}, file {number} of {len(paths)} in order of their names"
         files.append(FhirFile(path, is_lines, str(path) if is_lines else unnamed))
     return files
@@ -367,13 +326,3 @@ def fhir_files(source: Path) -> list[FhirFile]:
 def _suffix(path: Path) -> str:
     is_hidden = path.name.startswith(".")
     return "" if is_hidden else Path(path.name.lower().removesuffix(".gz")).suffix
-
-
-def _is_json_of_lines(path: Path) -> bool:
-    """Whether a `.json` file holds one resource a line, as some servers call NDJSON."""
-    try:
-        with _opened(path) as file:
-            first, second = file.readline(LONGEST_LINE), file.readline(LONGEST_LINE)
-        return bool(second.strip()) and kind_of(parse_json(first, distinct=False)) is not None
-    except _BAD:
-        return False

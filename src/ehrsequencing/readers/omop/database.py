@@ -4,11 +4,11 @@ Its URL may hold a password: no message repeats any part of it.
 """
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
-from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote
@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError, install
 from ehrsequencing.readers.cells import NO_TEXT, Block
-from ehrsequencing.readers.import_report import TableCounts
+from ehrsequencing.readers.import_report import KEPT, TableCounts
 from ehrsequencing.readers.registry import Import
 from ehrsequencing.readers.rows import (
     END_SUFFIX,
@@ -192,15 +192,8 @@ def connect(url: str) -> Any:
 # ---- concepts and their codes ----------------------------------------------------------------------------------------
 
 
-VOCABULARY_TABLES = {
-    "concept": ("concept_id", "vocabulary_id", "concept_code"),
-    "concept_ancestor": (
-        "ancestor_concept_id",
-        "descendant_concept_id",
-        "min_levels_of_separation",
-    ),
-    "concept_relationship": ("concept_id_1", "concept_id_2", "relationship_id", "invalid_reason"),
-}
+VOCABULARY_TABLES = ("concept", "concept_ancestor", "concept_relationship")
+_COLUMNS: dict[str, list[str]] = TERMS["omop"]["columns"]
 # concepts that OMOP databases use even without a row in their table concept: code and description
 KNOWN = {int(number): fact for number, fact in TERMS["omop"]["concepts"].items()}
 
@@ -234,8 +227,8 @@ class Concepts:
         if name in self._tables:
             counts = self._job.report.table(name)
             self._job.survey(self._tables[name], counts, ())
-            for block in self._job.blocks(self._tables[name], counts, VOCABULARY_TABLES[name], {}):
-                self._job.report.keep(block.source.to_numpy())
+            for block in self._job.blocks(self._tables[name], counts, _COLUMNS[name], {}):
+                self._job.report.mark(KEPT, block.source.to_numpy())
                 yield block
 
     @property
@@ -256,8 +249,7 @@ class Concepts:
     def short_codes(self, concept_id: pa.ChunkedArray) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
         """(n,) codes without their vocabulary (null for an id of null or 0), and (n,) whether the table has the id."""
         ids = pc.fill_null(concept_id, 0)
-        names = self._names(ids.to_numpy())
-        short = pc.replace_substring_regex(names, r"^.*?//", "")
+        short = pc.replace_substring_regex(self._names(ids.to_numpy()), r"^.*?//", "")
         short = pc.if_else(pc.equal(ids, 0), NO_TEXT, short)
         return short, pc.is_in(ids, value_set=pa.array(self._ids))
 
@@ -277,12 +269,36 @@ class Concepts:
 
     def facts(self, seen: set[str]) -> dict[str, CodeFacts]:
         """Descriptions and parents of the codes that were named, and of all their ancestors."""
-        parents = self._parents()
-        ids = np.array(
-            sorted({*self._used.tolist(), *parents, *chain(*parents.values())}), np.int64
-        )
-        code_of = dict(zip(ids.tolist(), self._names(ids).to_pylist(), strict=True))
-        described = self._descriptions(ids)
+        # children and parents: by concept_ancestor, else by 'Is a'; and from source to standard concepts
+        kinds = ["Maps to"] if "concept_ancestor" in self._tables else ["Is a", "Maps to"]
+        parts = [pa.schema({"child": pa.int64(), "parent": pa.int64()}).empty_table()]
+        for block in self._blocks("concept_ancestor"):
+            child = block.whole("descendant_concept_id")
+            edges = pa.table({"child": child, "parent": block.whole("ancestor_concept_id")})
+            parts.append(edges.filter(pc.equal(block.whole("min_levels_of_separation"), 1)))
+        for block in self._blocks("concept_relationship"):
+            child = block.whole("concept_id_1")
+            edges = pa.table({"child": child, "parent": block.whole("concept_id_2")})
+            of_kind = pc.is_in(block.text("relationship_id"), value_set=pa.array(kinds))
+            parts.append(edges.filter(pc.and_(of_kind, pc.is_null(block.text("invalid_reason")))))
+        edges, parents = pa.concat_tables(parts).drop_null(), defaultdict[int, set[int]](set)
+        met = wanted = self._used
+        while len(wanted):  # the used concepts, then their ancestors
+            chosen = edges.filter(pc.is_in(edges["child"], value_set=pa.array(wanted)))
+            for edge in chosen.to_pylist():
+                parents[edge["child"]].add(edge["parent"])
+            wanted = np.setdiff1d(chosen["parent"].to_numpy(), met)
+            met = np.union1d(met, wanted)
+        code_of = dict(zip(met.tolist(), self._names(met).to_pylist(), strict=True))
+        described = {number: description for number, (_, description) in KNOWN.items()}
+        for table in self._tables.get("concept", []):
+            for rows in table.blocks(["concept_id", "concept_name"]):
+                block = Block(rows, TableCounts("concept", 0))
+                wanted = pc.is_in(block.whole("concept_id"), value_set=pa.array(met))
+                named = pc.and_(wanted, pc.is_valid(block.text("concept_name")))
+                numbers, names = block.whole("concept_id"), block.text("concept_name")
+                pairs = (column.filter(named).to_pylist() for column in (numbers, names))
+                described.update(zip(*pairs, strict=True))
         facts: dict[str, CodeFacts] = {}
         nothing = CodeFacts()
         for number, code in code_of.items():
@@ -296,42 +312,3 @@ class Concepts:
             ups = () if code.endswith((PART_SUFFIX, PROVISIONAL)) else (base,)
             facts[code] = CodeFacts(facts.get(base, nothing).description, ups)
         return facts
-
-    def _parents(self) -> dict[int, set[int]]:
-        """Concept → its direct parents, for the used concepts and their ancestors."""
-        edges, out = self._edges(), dict[int, set[int]]()
-        met = wanted = self._used
-        while len(wanted):
-            chosen = edges.filter(pc.is_in(edges["child"], value_set=pa.array(wanted)))
-            for edge in chosen.to_pylist():
-                out.setdefault(edge["child"], set()).add(edge["parent"])
-            wanted = np.setdiff1d(chosen["parent"].to_numpy(), met)
-            met = np.union1d(met, wanted)
-        return out
-
-    def _edges(self) -> pa.Table:
-        """Children and parents: by concept_ancestor, else by 'Is a'; and from source to standard concepts."""
-        kinds = ["Maps to"] if "concept_ancestor" in self._tables else ["Is a", "Maps to"]
-        parts = [pa.schema({"child": pa.int64(), "parent": pa.int64()}).empty_table()]
-        for block in self._blocks("concept_ancestor"):
-            child = block.whole("descendant_concept_id")
-            edges = pa.table({"child": child, "parent": block.whole("ancestor_concept_id")})
-            parts.append(edges.filter(pc.equal(block.whole("min_levels_of_separation"), 1)))
-        for block in self._blocks("concept_relationship"):
-            child = block.whole("concept_id_1")
-            edges = pa.table({"child": child, "parent": block.whole("concept_id_2")})
-            of_kind = pc.is_in(block.text("relationship_id"), value_set=pa.array(kinds))
-            parts.append(edges.filter(pc.and_(of_kind, pc.is_null(block.text("invalid_reason")))))
-        return pa.concat_tables(parts).drop_null()
-
-    def _descriptions(self, ids: Ints) -> dict[int, str]:
-        out = {number: description for number, (_, description) in KNOWN.items()}
-        for table in self._tables.get("concept", []):
-            for rows in table.blocks(["concept_id", "concept_name"]):
-                block = Block(rows, TableCounts("concept", 0))
-                number = block.whole("concept_id")
-                wanted = pc.is_in(number, value_set=pa.array(ids))
-                names = block.text("concept_name").filter(wanted).to_pylist()
-                pairs = zip(number.filter(wanted).to_pylist(), names, strict=True)
-                out |= {i: text for i, text in pairs if text is not None}
-        return out

@@ -3,8 +3,8 @@
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from ehrsequencing.config.importing import MISSING
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.readers.cells import NO_NUMBER, NO_TEXT, Block, form_of_ids, parse_times
+from ehrsequencing.readers.cells import FORMS_OF_IDS, NO_NUMBER, NO_TEXT, Block, parse_times
 from ehrsequencing.readers.import_report import MOST_UNSURE, UNSURE, TableCounts
 from ehrsequencing.readers.omop.database import (
     VOCABULARY_TABLES,
@@ -30,51 +30,14 @@ from ehrsequencing.records.codes import PROVISIONAL
 from ehrsequencing.records.events import BIRTH, DEATH, PERIOD_START
 from ehrsequencing.records.parquet_rows import is_text
 
-
-@dataclass(frozen=True)
-class EventTable:
-    """The columns of an event table. A column that a source lacks is read as null."""
-
-    domain: str  # the last part of the code OMOP//0//DOMAIN for rows without a concept
-    concept: str  # stem of the columns {stem}_concept_id and {stem}_source_concept_id
-    start: str  # stem of the columns {stem}_datetime and {stem}_date
-    end: str | None = None  # the same, if the end is read
-    role: Role = Role.EVENT
-    valued: bool = False  # whether there are columns with values and units
-
-
-EVENT_TABLES = {
-    "visit_occurrence": EventTable("VISIT", "visit", "visit_start", "visit_end", Role.VISIT),
-    "visit_detail": EventTable(
-        "VISIT_DETAIL", "visit_detail", "visit_detail_start", "visit_detail_end", Role.SPAN
-    ),
-    "condition_occurrence": EventTable(
-        "CONDITION", "condition", "condition_start", role=Role.BEGUN
-    ),
-    "drug_exposure": EventTable("DRUG", "drug", "drug_exposure_start"),
-    "procedure_occurrence": EventTable("PROCEDURE", "procedure", "procedure"),
-    "measurement": EventTable("MEASUREMENT", "measurement", "measurement", valued=True),
-    "observation": EventTable("OBSERVATION", "observation", "observation", valued=True),
-    "device_exposure": EventTable("DEVICE", "device", "device_exposure_start"),
-}
+_TERMS = TERMS["omop"]
+_NAMES = _TERMS["names"]
+_DEFAULT = {"end": None, "role": "EVENT", "valued": False}
+# event tables by name; a column that a source lacks is read as null
+EVENT_TABLES = {name: SimpleNamespace(**_DEFAULT | spec) for name, spec in _TERMS["tables"].items()}
 _PERSONS_TABLES = ("person", "observation_period", *EVENT_TABLES, "death")
 TABLES = (*_PERSONS_TABLES, *VOCABULARY_TABLES)
-# names of files with custom concepts
-_ALIASES = {"2b_concept": "concept", "2b_concept_relationship": "concept_relationship"}
-_PERSON_CONCEPTS = ("gender", "race", "ethnicity")
-_NUMBER = "person_source_value"  # of a person's record
-_BIRTH_PARTS = ("year_of_birth", "month_of_birth", "day_of_birth")
-_TERMS = TERMS["omop"]
-_DISCHARGES = ("discharged_to", "discharge_to")  # of CDM 5.4 and 5.3
 _BILLS = [one for first, last in _TERMS["bills"] for one in range(first, last + 1)]
-_VALUED = (
-    "value_as_number",
-    "operator_concept_id",
-    "value_as_string",
-    "value_as_concept_id",
-    "unit_concept_id",
-    "unit_source_value",
-)
 _STEMS = {  # of dates
     "person": ("birth",),
     "observation_period": ("observation_period_start", "observation_period_end"),
@@ -127,14 +90,24 @@ def _opened(source: str) -> Iterator[Tables]:
     Raises:
         EhrseqError: The source cannot be opened, or lacks the table person.
     """
-    names = {*TABLES, *_ALIASES}
+    names = {*TABLES, *_NAMES["aliases"]}
     is_url = "://" in source
     opened = database_tables(source, names) if is_url else nullcontext(_files(source, names))
     with opened as source_tables:
         tables: dict[str, list[SourceTable]] = {}
         for alias, table in source_tables:
-            name = _ALIASES.get(alias, alias)
-            _refuse_expressions(table, _columns(name))
+            name = _NAMES["aliases"].get(alias, alias)
+            for header in table.names:
+                # a header may be an SQL expression, as date(x,'unixepoch')
+                meant = sorted(
+                    set(_NAME.findall(_QUOTED.sub("", header))) & set(_TERMS["columns"][name])
+                )
+                if meant and header not in meant:
+                    raise EhrseqError(
+                        f"the header {header!r} is an expression, and no column's name",
+                        where=table.where,
+                        fix=f"name the column that it holds: {' or '.join(meant)}",
+                    )
             tables.setdefault(name, []).append(table)
         if "person" not in tables:
             raise EhrseqError(
@@ -178,45 +151,9 @@ def _files(source: str, names: set[str]) -> Sequence[tuple[str, SourceTable]]:
     ]
 
 
-def _refuse_expressions(table: SourceTable, wanted: list[str]) -> None:
-    """Refuse a header that is an SQL expression, as date(x,'unixepoch'), for a column that is read."""
-    for header in table.names:
-        meant = sorted(set(_NAME.findall(_QUOTED.sub("", header))) & set(wanted))
-        if meant and header not in meant:
-            raise EhrseqError(
-                f"the header {header!r} is an expression, and no column's name",
-                where=table.where,
-                fix=f"name the column that it holds: {' or '.join(meant)}",
-            )
-
-
 def _dates(name: str) -> list[str]:
     """The columns of a table that hold dates."""
     return [f"{stem}_{kind}" for stem in _STEMS[name] for kind in ("datetime", "date")]
-
-
-def _columns(name: str) -> list[str]:
-    """The columns of a table that are read."""
-    if name in VOCABULARY_TABLES:
-        return [*VOCABULARY_TABLES[name], "concept_name"]
-    spec, columns = EVENT_TABLES.get(name), ["person_id", *_dates(name)]
-    stems = _PERSON_CONCEPTS if name == "person" else (spec.concept,) if spec else ()
-    columns += [f"{stem}{kind}_concept_id" for stem in stems for kind in ("", "_source")]
-    columns += (*_BIRTH_PARTS, _NUMBER) if name == "person" else ()
-    columns += ("visit_occurrence_id",) if spec else ()
-    columns += _VALUED if spec and spec.valued else ()
-    if spec and spec.role is Role.BEGUN:
-        columns += (
-            "condition_type_concept_id",
-            "condition_status_concept_id",
-            "condition_status_source_value",
-        )
-    if spec and spec.end is not None:
-        columns += [
-            f"{stem}_{kind}" for stem in _DISCHARGES for kind in ("concept_id", "source_value")
-        ]
-        columns.append("care_site_id")
-    return columns
 
 
 # ---- rows --------------------------------------------------------------------------------------
@@ -230,13 +167,12 @@ def _read_tables(tables: Tables, job: Import, add: Callable[[pa.Table], None]) -
         spec, dates = EVENT_TABLES.get(name), _dates(name)
         _check(files, counts, spec, job)
         orders = job.survey(files, counts, dates)
-        for block in job.blocks(files, counts, _columns(name), orders):
+        for block in job.blocks(files, counts, _TERMS["columns"][name], orders):
             base = {"subject_id": block.whole("person_id"), "source": block.source}
             if spec is not None:
                 add(_events(block, base, spec, concepts, job))
             elif name == "person":
-                _refuse_names(block)
-                numbers += pc.drop_null(block.name(_NUMBER)).chunks
+                numbers += pc.drop_null(block.name(_NAMES["number"])).chunks
                 add(_persons(block, base, concepts))
             elif name == "death":
                 add(make_rows(Role.DEATH, base, DEATH, time=_moment(block, "death")))
@@ -253,7 +189,7 @@ def _read_tables(tables: Tables, job: Import, add: Callable[[pa.Table], None]) -
 
 
 def _check(
-    files: list[SourceTable], counts: TableCounts, spec: EventTable | None, job: Import
+    files: list[SourceTable], counts: TableCounts, spec: SimpleNamespace | None, job: Import
 ) -> None:
     """Refuse files without a needed column, and say which columns the reasons for dropping a row concern."""
     name, needed = counts.name, [["person_id"]]
@@ -280,20 +216,6 @@ def _check(
         file.check(*needed)
 
 
-def _refuse_names(block: Block) -> None:
-    """Refuse person ids that are not whole numbers."""
-    ids = block.rows["person_id"]
-    if not is_text(ids.type):
-        return
-    bad = ids.filter(pc.invert(pc.match_substring_regex(ids, _NUMBER_ID)))
-    if len(bad):
-        raise EhrseqError(
-            f"column person_id holds {form_of_ids(bad)} instead of whole numbers ({len(bad):,} ids)",
-            where="table person",
-            fix="number the persons 1, 2, 3 … (no leading zeros), with the same numbers in every table",
-        )
-
-
 def _moment(block: Block, stem: str) -> pa.ChunkedArray:
     """(n,) the time of the `_datetime` column; the date at midnight without one, or if it lies days away."""
     return block.agreed(f"{stem}_datetime", block.times(f"{stem}_date"))
@@ -307,8 +229,18 @@ def _concept(block: Block, stem: str) -> pa.ChunkedArray:
 
 
 def _persons(block: Block, base: Mapping[str, Any], concepts: Concepts) -> pa.Table:
-    """Persons with their births, and sex, race and ethnicity without a time."""
-    given, moment = [block.whole(part) for part in _BIRTH_PARTS], block.times("birth_datetime")
+    """Persons with their births, and sex, race and ethnicity without a time; ids must be whole numbers."""
+    ids = block.rows["person_id"]
+    if is_text(ids.type):
+        bad = ids.filter(pc.invert(pc.match_substring_regex(ids, _NUMBER_ID)))
+        for form, pattern in FORMS_OF_IDS.items():
+            if pc.any(pc.match_substring_regex(bad, pattern)).as_py():
+                raise EhrseqError(
+                    f"column person_id holds {form} instead of whole numbers ({len(bad):,} ids)",
+                    where="table person",
+                    fix="number the persons 1, 2, 3 … (no leading zeros), with the same numbers in every table",
+                )
+    given, moment = [block.whole(part) for part in _NAMES["birth"]], block.times("birth_datetime")
     # what is missing is that of a moment in this year, or 1
     moment = pc.if_else(pc.equal(pc.year(moment), given[0]), moment, pa.scalar(None, moment.type))
     own = (pc.year(moment), pc.month(moment), pc.day(moment))
@@ -318,7 +250,7 @@ def _persons(block: Block, base: Mapping[str, Any], concepts: Concepts) -> pa.Ta
     )
     born = block.agreed("birth_datetime", parse_times(written))
     rows = [make_rows(Role.PERSON, base, BIRTH, time=born)]
-    for name in _PERSON_CONCEPTS:
+    for name in _NAMES["person"]:
         concept = _concept(block, name)
         code = concepts.codes(concept, family=name.capitalize())
         rows.append(make_rows(Role.STATIC, base, code, pc.not_equal(concept, 0)))
@@ -326,7 +258,7 @@ def _persons(block: Block, base: Mapping[str, Any], concepts: Concepts) -> pa.Ta
 
 
 def _events(
-    block: Block, base: Mapping[str, Any], spec: EventTable, concepts: Concepts, job: Import
+    block: Block, base: Mapping[str, Any], spec: SimpleNamespace, concepts: Concepts, job: Import
 ) -> pa.Table:
     """Rows of an event table with their codes: VOCABULARY//CODE, with //UNIT or //VALUE where there is one.
 
@@ -347,7 +279,7 @@ def _events(
             "value_id": block.whole("value_as_concept_id"),
             "numbered": pc.is_valid(columns["numeric_value"]),
         }
-    if spec.role is Role.BEGUN:
+    if spec.role == "BEGUN":
         status = block.whole("condition_status_concept_id")  # counts before a word
         is_named = pc.fill_null(pc.greater(status, 0), False)
         word = pc.if_else(is_named, NO_TEXT, block.name("condition_status_source_value"))
@@ -367,7 +299,7 @@ def _events(
         code = concepts.derived(code, pc.if_else(unmapped, NO_TEXT, suffix))
         number = columns["numeric_value"]
         columns["numeric_value"] = pc.if_else(pa.array(is_unmapped), NO_NUMBER, number)
-    if spec.role is Role.BEGUN and job.settings.provisional == "apart":
+    if spec.role == "BEGUN" and job.settings.provisional == "apart":
         is_unsure = pc.is_in(few["status_id"], pa.array(_TERMS["provisional"]))
         is_unsure = pc.or_(is_unsure, _says(few["status"], _TERMS["unsure"]))
         job.report.counts["provisional"] += int(np.asarray(is_unsure)[place].sum())
@@ -379,9 +311,9 @@ def _events(
             columns[name] = is_so.take(pa.array(place))
         columns |= {"site": block.name("care_site_id"), "left": _left(block, spec)}
     coded = pa.DictionaryArray.from_arrays(pa.array(place), code.combine_chunks())
-    is_early = spec.role is Role.BEGUN and job.settings.known == "earliest"
-    made = make_rows(Role.EVENT if is_early else spec.role, base, coded, **columns)
-    if spec.role is not Role.BEGUN:
+    is_early = spec.role == "BEGUN" and job.settings.known == "earliest"
+    made = make_rows(Role.EVENT if is_early else Role[spec.role], base, coded, **columns)
+    if spec.role != "BEGUN":
         return made
     if not is_early:
         billed = pc.is_in(block.whole("condition_type_concept_id"), pa.array(_BILLS))
@@ -389,7 +321,7 @@ def _events(
         made = made.set_column(made.column_names.index("role"), "role", role)
     is_absent = np.asarray(_says(few["status"], _TERMS["absent"]))[place]
     job.report.counts["not_done"] += int(is_absent.sum())
-    job.report.lose("not_done", block.source.to_numpy()[is_absent])
+    job.report.mark("not_done", block.source.to_numpy()[is_absent])
     return made.filter(pa.array(~is_absent))
 
 
@@ -398,15 +330,15 @@ def _says(words: pa.ChunkedArray, pattern: str) -> pa.ChunkedArray:
     return pc.fill_null(pc.match_substring_regex(words, pattern), False)
 
 
-def _left(block: Block, spec: EventTable) -> pa.ChunkedArray:
+def _left(block: Block, spec: SimpleNamespace) -> pa.ChunkedArray:
     """(n,) how a visit ended, as `Left`; null where its discharge is not said, or is that of a part."""
     said, words = _TERMS["discharge"], _TERMS["discharge"]["words"]
-    concepts = [block.whole(f"{stem}_concept_id") for stem in _DISCHARGES]
+    concepts = [block.whole(f"{stem}_concept_id") for stem in _NAMES["discharge"]]
     concept = pc.max_element_wise(*concepts)
-    word = pc.coalesce(*(block.text(f"{stem}_source_value") for stem in _DISCHARGES))
+    word = pc.coalesce(*(block.text(f"{stem}_source_value") for stem in _NAMES["discharge"]))
 
     is_known = pc.or_(pc.fill_null(pc.greater(concept, 0), False), _says(word, "[A-Za-z]"))
-    is_whole = spec.role is Role.VISIT
+    is_whole = spec.role == "VISIT"
     left = pc.if_else(pc.and_(is_known, is_whole), int(Left.ALIVE), pa.scalar(None, pa.int8()))
     is_told = pc.fill_null(pc.greater(concept, 0), False)  # a concept counts before a word
     for name in ("moved", "still", "died") if is_whole else ("died",):
