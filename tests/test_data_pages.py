@@ -57,7 +57,7 @@ def in_folder(page: str, real_data: Path, folder: Path, monkeypatch: pytest.Monk
 
 def type_in(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["ehrseq", *arguments])
-    monkeypatch.setattr(progress.log, "stamps", False)  # `main` sets it for its process
+    monkeypatch.setattr(progress, "stamps", False)  # `main` sets it for its process
     with pytest.raises(SystemExit) as end:
         main()
     assert not end.value.code, arguments

@@ -4,10 +4,8 @@ import importlib.util
 import json
 import operator
 import re
-import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -36,24 +34,6 @@ def test_a_newcomer_reads_900_words_and_types_8_commands() -> None:
     commands = re.findall(r"(?m)^    (?:ehrseq|make) .*$", text)
     assert [command.split()[1] for command in commands[1:]][-2:] == ["evaluate", "audit"]
     assert len(commands) <= 8
-
-
-BUILT = ROOT / "site" / "html" / "_generated" / "gallery"
-
-
-@pytest.mark.skipif(not BUILT.is_dir(), reason="make site builds the pages")
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.ipynb")), ids=lambda path: path.stem)
-def test_a_built_notebook_shows_its_outputs_and_says_where_it_is_no_result(path: Path) -> None:
-    """Every output that the build made is on the page; a notebook on few patients says so, and no other does."""
-    book = json.loads((DOCS / "_generated" / "gallery" / path.name).read_text(encoding="utf-8"))
-    html = (BUILT / f"{path.stem}.html").read_text(encoding="utf-8")
-    shown = [cell for cell in book["cells"] if cell["cell_type"] == "code" and cell["outputs"]]
-    assert len(shown) > 3
-    assert html.count("cell_output") == len(shown)
-    pictures = [output for cell in shown for output in cell["outputs"] if "image/png" in output.get("data", {})]
-    assert html.count('src="../../_images/') >= len(pictures) > 0
-    is_short = any("not a result" in "".join(cell["source"]) for cell in book["cells"])
-    assert ("not a result" in html) == is_short
 
 
 def test_at_most_30_000_words() -> None:
@@ -179,79 +159,6 @@ def test_each_public_name_is_on_the_page_of_its_module_and_on_no_other() -> None
     for page in pages.keys() - {"api.md"}:
         assert f"]({page})" in pages["api.md"]
         assert f"\n{page.removesuffix('.md')}\n" in pages["api.md"]
-
-
-def test_a_link_to_a_notebook_leads_to_the_gallery_and_others_out_of_docs_to_a_name() -> None:
-    source = ["A [notebook](../examples/6-p12.ipynb), the [licence](../LICENSE) and a [note](lab-notes/trials.md#a)."]
-    _generator().link_to_repository(None, "evidence", source)
-    assert source == [
-        "A {doc}`notebook </_generated/gallery/6-p12>`, the licence, `LICENSE` and a note, `docs/lab-notes/trials.md`."
-    ]
-
-
-def test_notebooks_run_again_for_other_sizes_or_another_version(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A short run has a note with its numbers, a full one and one that keeps its outputs have none."""
-    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
-    ran = []
-    monkeypatch.setattr(nbclient.NotebookClient, "execute", lambda client: ran.append(client))
-    for name, metadata in {"run": {}, "kept": {"needs": "data"}}.items():
-        book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("# Title\n\nText.")], metadata=metadata)
-        nbformat.write(book, tmp_path / f"{name}.ipynb")
-    generator = _generator()
-
-    def made(subjects: str | None, epochs: str | None) -> tuple[int, str, str]:
-        """How many notebooks ran, and the texts of the two pages."""
-        for key, value in {"SUBJECTS": subjects, "EPOCHS": epochs}.items():
-            monkeypatch.delenv(key, raising=False)
-            if value is not None:
-                monkeypatch.setenv(key, value)
-        ran.clear()
-        titles = [title for _, title, _ in generator.executed(tmp_path, tmp_path / "out")]
-        assert titles == ["Title", "Title"]
-        books = [json.loads((tmp_path / "out" / f"{name}.ipynb").read_text()) for name in ("run", "kept")]
-        run, kept = ("".join(book["cells"][0]["source"]) for book in books)
-        return len(ran), run, kept
-
-    plain = "# Title\n\nText."
-    note = "# Title\n\n:::{warning}\nRun on %s to test the page: not a result.\n:::\n\n\nText."
-    assert made("300", "2") == (1, note % "300 patients and 2 epochs", plain)
-    assert made("300", "2")[0] == 0
-    assert made(None, "2") == (1, note % "2,000 patients and 2 epochs", plain)
-    assert made("300", None) == (1, note % "300 patients and 20 epochs", plain)
-    assert made(None, None) == (1, plain, plain)
-    assert made("2000", "20")[0] == 0
-    assert made("3000", None) == (1, plain, plain)
-    monkeypatch.setattr(ehrsequencing, "__version__", "0.0.0")
-    assert made("3000", None)[0] == 1
-
-
-def test_a_full_run_is_that_of_the_notebooks() -> None:
-    found = set()
-    for path in (ROOT / "examples").glob("*.ipynb"):
-        if "needs" not in json.loads(path.read_text(encoding="utf-8"))["metadata"]:
-            found |= set(re.findall(r'environ\.get\(\\"(\w+)\\", (\d+)\)', path.read_text(encoding="utf-8")))
-    assert found == {(name, str(full)) for name, full in _generator().FULL.items()}
-
-
-def test_an_included_file_names_the_files_that_are_no_pages() -> None:
-    included = ["[a metric](docs/a.md#b), [MIT](LICENSE), [here](#x) and [there](https://there.org)"]
-    _generator().name_files_of_the_repository(None, Path("../CONTRIBUTING.md"), "project", included)
-    assert included == ["[a metric](docs/a.md#b), MIT, `LICENSE`, [here](#x) and [there](https://there.org)"]
-
-
-@pytest.mark.parametrize("address", ["", "https://there.org/ehrsequencing"])
-def test_the_site_links_to_the_repository_once_its_address_is_known(
-    address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("sphinx")
-    source, line = (DOCS / "conf.py").read_text(encoding="utf-8"), r'(?m)^REPOSITORY = ".*"'
-    assert re.search(line, source)
-    monkeypatch.setattr(sys, "path", [*sys.path])  # conf.py adds its folder
-    settings: dict[str, Any] = {"__file__": str(DOCS / "conf.py")}
-    exec(re.sub(line, f'REPOSITORY = "{address}"', source), settings)
-    assert [link["url"] for link in settings["html_theme_options"]["icon_links"]] == [address] * bool(address)
 
 
 def _generator() -> ModuleType:

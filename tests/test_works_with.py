@@ -33,12 +33,6 @@ def test_a_cell_that_differs_from_the_page_is_told(works_with: ModuleType, monke
     ]
 
 
-def test_an_unknown_row_is_refused(works_with: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["works_with.py", "no tool"])
-    with pytest.raises(SystemExit, match="2"):
-        works_with.main()
-
-
 def test_a_row_that_cannot_run_is_77_with_its_reason_and_stands_by_hand(
     works_with: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

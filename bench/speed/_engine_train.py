@@ -150,7 +150,7 @@ def clocked(folder: Path, out: Path, *, size: str, epochs: int) -> dict[str, flo
         (loop.nn.utils, "clip_grad_norm_", "optimiser"),
         (trainer.training.optimizer, "step", "optimiser"),
         (trainer.training.optimizer, "zero_grad", "optimiser"),
-        (trainer.training.ema, "update", "averaged weights"),
+        (loop, "average", "averaged weights"),
         (SubjectLoader, "collate", "collate"),
         (SubjectLoader, "shuffled", "shuffle"),
         (loop, "save_checkpoint", "checkpoint"),

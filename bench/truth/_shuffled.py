@@ -20,7 +20,6 @@ SMALL = (
     "training.patience=12",
     "training.learning_rate=3e-3",
     "training.weight_decay=0",
-    "training.ema=0.9",
     "training.visit_budget=2048",
     "training.subjects_per_step=null",
     "training.masked_codes=0",

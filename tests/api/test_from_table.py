@@ -11,8 +11,6 @@ import pytest
 
 import ehrsequencing as eh
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.predictors.fit import AgeAndSex
-from helpers.baselines import given_to
 from helpers.flat_frames import flat_table
 
 ONE = {"subject": "id", "time": "time", "event": "status"}  # one row a person
@@ -323,24 +321,6 @@ def test_births_from_ages_and_from_dates(tmp_path: Path) -> None:
     unknown = frame.assign(age=frame.age.where(frame.id > 9))
     rows, _ = converted(unknown, tmp_path, **LONG, interest=2, age="age")
     assert len(people_with(rows, "MEDS_BIRTH")) == 50
-
-
-def test_age_and_sex_foresee_an_outcome_that_depends_on_age(tmp_path: Path) -> None:
-    rng, rows = np.random.default_rng(3), []
-    for who in range(500):
-        age, sex = rng.uniform(30, 90), "fm"[who % 2]
-        death, left = rng.exponential(1200 * np.exp(-(age - 60) / 12)), rng.uniform(200, 1500)
-        starts = np.arange(0, min(death, left), 150)
-        ends = np.append(starts[1:], min(death, left))
-        rows += [(who, a, b, int(b == death), age, sex) for a, b in zip(starts, ends, strict=True)]
-    frame = pd.DataFrame(rows, columns=["id", "start", "stop", "status", "years", "sex"])
-    data, task = eh.from_table(frame, **LONG, age="years", out=tmp_path / "flat", horizons=["1y"])
-    prepared = eh.prepare(data, task, out=tmp_path / "prepared", progress=False, splits={"train": 0.5, "tuning": 0.1})
-    train, tuning, held_out = (prepared.records("status", split) for split in ("train", "tuning", "held_out"))
-    model = AgeAndSex(given_to(task, prepared, train, tuning))
-    risk = model.risk(held_out, [365.25])[:, 0, 0]
-    assert eh.metrics.concordance(held_out.rows.duration_days, held_out.rows.cause, risk, horizon=365.25) > 0.7
-    assert {prepared.vocabulary.tokens[token] for token in model.static} == {"sex//f", "sex//m"}
 
 
 def test_a_table_without_other_columns(tmp_path: Path) -> None:

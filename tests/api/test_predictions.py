@@ -185,26 +185,6 @@ def test_wrong_arguments_are_noticed_before_a_model_is_loaded(place: Path, tmp_p
     assert "page.html: is not a summary of predictions that ehrseq wrote" in page
 
 
-def test_the_analysts_script_of_yesterdays_list(place: Path) -> None:
-    """Fifteen lines at most: a verdict, a list, and the ten highest."""
-    run = eh.load(place / "run")
-    verdict = eh.drift(run, place / "past", progress=False)
-    risk = run.predict(place / "past", at="index", horizons="1y", progress=False)
-    highest = risk.nlargest(10, "death_1y")
-    assert verdict.verdict == "No alarm: these people are like the training people."
-    assert len(highest) == 10
-    assert not risk.subject_id.duplicated().any()
-
-
-def test_the_frame_has_the_columns_of_the_file(place: Path, tmp_path: Path) -> None:
-    out = tmp_path / "r.parquet"
-    assert ehrseq("predict", place / "run", place / "past", "--at", "every-index", "--out", out).exit_code == 0
-    columns = ["subject_id", "prediction_time", "kind", "index_time", "days_since_index"]
-    written = pq.read_table(out).to_pandas()[columns].drop_duplicates(ignore_index=True)
-    frame = eh.load(place / "run").predict(place / "past", at="every-index", progress=False)[columns]
-    pd.testing.assert_frame_equal(frame, written)
-
-
 def test_the_next_command_is_one_that_helps(place: Path, tmp_path: Path) -> None:
     stays(150, seed=2, unit="mmol/L").to_csv(tmp_path / "bad.csv", index=False)
     made = ehrseq("import", "csv", tmp_path / "bad.csv", "--map", place / "map.yaml", tmp_path / "bad", "--json")
@@ -224,10 +204,3 @@ def test_the_next_command_is_one_that_helps(place: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize("words", [("explain",), ("explore",), ("drift",), ("serve",), ("evaluate", "--data")])
 def test_a_missing_folder_is_noticed_before_the_run_is_opened(words: tuple[str, ...], tmp_path: Path) -> None:
     assert "nowhere: is not a folder" in refused(words[0], tmp_path, *words[1:], tmp_path / "nowhere")
-
-
-def test_a_wrong_moment_in_python_is_noticed_before_the_model_is_loaded(place: Path) -> None:
-    run = eh.load(place / "run")
-    with pytest.raises(eh.EhrseqError, match="'today' is not a date"):
-        run.predict(place / "past", at="today", progress=False)
-    assert "model" not in vars(run)

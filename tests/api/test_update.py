@@ -72,7 +72,7 @@ def test_it_knows_for_whom_it_is(updated: Path, other: Path, sim_run: Path, tmp_
     manifest, parent = eh.load(updated).manifest, eh.load(sim_run).manifest
     assert {REFERENCE, PEOPLE} <= manifest["files"].keys(), "the manifest that names the run lists them"
     assert manifest["made_of"] != parent["made_of"]
-    assert manifest["made_of"]["records"] == made_of(records=digest_of(other))["records"]
+    assert manifest["made_of"]["records"] == made_of(records=survey(MedsReader(other), Part).days.content)["records"]
     before = everything(updated)
     for words in (
         ("evaluate", updated),
@@ -88,11 +88,6 @@ def test_it_knows_for_whom_it_is(updated: Path, other: Path, sim_run: Path, tmp_
     found = eh.evaluate(updated, data=other, out=tmp_path / "own", **QUICK)  # type: ignore[arg-type]
     assert any("updated with these very people" in text for text in found.result["warnings"])
     assert any("updated for other people than those that baselines" in text for text in found.result["warnings"])
-
-
-def digest_of(data: Path) -> str:
-    """The digest of the rows of a data set."""
-    return survey(MedsReader(data), Part).days.content
 
 
 def test_a_second_update_starts_from_the_first(updated: Path, other: Path, tmp_path: Path) -> None:

@@ -119,7 +119,9 @@ def test_length_does_not_decide_who_shares_a_step(arrays: TaskRecords) -> None:
     drawn = [loader.shuffled(e, seed=0, visit_budget=250) for e in range(40)]
     assert within_step_share(loader, drawn) > 0.9
     by_length = loader.subjects[np.argsort(loader.cost[loader.subjects], kind="stable")]
-    assert within_step_share(loader, [loader._pack(by_length, 250)]) < 0.3  # the broken rule is seen
+    assert (
+        within_step_share(loader, [loader.groups_in_order(visit_budget=250, subjects=by_length)]) < 0.3
+    )  # the broken rule is seen
 
 
 def check_types(step: Step, code_types: np.ndarray) -> None:

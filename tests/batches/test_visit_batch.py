@@ -36,7 +36,7 @@ def test_indices_are_those_of_the_records(subjects: Records) -> None:
     assert batch.subject_of_visit.tolist() == [s for s, _ in rows]
     assert batch.visit_of_code.tolist() == [n for n, (_, visit) in enumerate(rows) for _ in visit.codes]
     assert batch.codes_per_visit.tolist() == [len(visit.codes) for _, visit in rows]
-    assert batch.visits_per_subject.tolist() == [len(subject.visits) for subject in subjects]
+    assert batch.subject_offsets.diff().tolist() == [len(subject.visits) for subject in subjects]
     expected = [
         sum(not earlier.is_query for earlier in subject.visits[:i])
         for subject in subjects

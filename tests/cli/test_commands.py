@@ -47,18 +47,6 @@ def test_a_run_without_a_network_needs_no_torch(sim_data: Path, tmp_path: Path) 
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "[0, 0, 0] False\n"
 
 
-def test_wrong_settings_and_wrong_folders_are_named(data: Path, task: Path, tmp_path: Path) -> None:
-    out = ("--out", tmp_path / "set")
-    assert "visits.bye" in refused("prepare", data, "visits.bye=day", "--task", task, *out)
-    assert "task.yml" in refused("prepare", data, "--task", tmp_path / "task.yml", *out)
-    assert "not a prepared data set" in refused("train", data, "--out", tmp_path / "run")
-    assert "not a finished run" in refused("evaluate", data)
-    assert "not a finished run" in refused("predict", data, data)
-    done = ehrseq("prepare", data, "--task", task, *out, "visits.bye=day", "--debug")
-    assert done.exit_code == 2
-    assert "Traceback" in done.stderr
-
-
 def test_one_command_goes_the_whole_way_and_then_on(sim_data: Path, tmp_path: Path) -> None:
     tiny = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=1", "evaluation.bootstrap=0")
     few = (

@@ -142,7 +142,7 @@ def test_version_and_completion() -> None:
     assert done.exit_code == 0
     assert done.stdout.startswith("ehrseq ")
     assert "--install-completion" in ehrseq("-h").stdout
-    words = {"_EHRSEQ_COMPLETE": "complete_bash", "COMP_WORDS": "ehrseq train prepared training.ep", "COMP_CWORD": "3"}
+    words = {"_EHRSEQ_COMPLETE": "complete_bash", "COMP_WORDS": "ehrseq pretr", "COMP_CWORD": "1"}
     main = [sys.executable, "-c", "from ehrsequencing.cli import main; main()"]
     told = subprocess.run(main, capture_output=True, text=True, env={**os.environ, **words}, check=False)
-    assert told.stdout.split() == ["training.epochs="]
+    assert told.stdout.split() == ["pretrain"]

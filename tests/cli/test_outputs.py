@@ -1,17 +1,12 @@
 """No command overwrites what it did not write, nor its own input; what is refused is left as it was, byte for byte."""
 
-import json
-import shutil
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
-from ehrsequencing.core.files import read_json
 from ehrsequencing.core.outputs import MANIFEST
-from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.reporting.report import PAGES
 from ehrsequencing.training.run_folder import RunFolder
 from helpers.command_line import TASK, ehrseq
 from helpers.meds import record, write_meds
@@ -139,28 +134,3 @@ def test_overwrite_starts_an_interrupted_training_again(sim_prepared: Path, tmp_
     note.unlink()
     done = ehrseq(*train)
     assert done.exit_code == 0, done.output
-
-
-def test_a_run_lists_its_own_files_and_keeps_those_of_others(sim_run: Path, tmp_path: Path) -> None:
-    run = Path(shutil.copytree(sim_run, tmp_path / "run", ignore=lambda *_: {"metrics.json", *PAGES}))
-    facts = read_json(run / MANIFEST)
-    assert set(facts["files"]) - {"metrics.json", *PAGES} == {
-        "config.json",
-        "config.yaml",
-        "history.jsonl",
-        "model.safetensors",
-        "people.json",
-        "reference.json",
-        "vocabulary.json",
-        "vocabulary.safetensors",
-    }
-    facts["files"] = {name: found for name, found in facts["files"].items() if (run / name).is_file()}
-    (run / MANIFEST).write_text(json.dumps(facts))
-    (run / "notes.txt").write_text("mine")
-    for name in ("metrics.json", *PAGES):
-        (run / name).write_text("mine")
-        assert f"{name}: is there already" in refused(tmp_path, "evaluate", run, *QUICK)
-        (run / name).unlink()
-    (run / "audit.json").write_text("mine")
-    assert "audit.json: is there already" in refused(tmp_path, "audit", run)
-    Run(run)

@@ -45,7 +45,7 @@ def test_overrides_win_over_the_file_and_sizes_expand(tmp_path: Path) -> None:
         ("modelling.dim=3", "unknown setting 'modelling'"),
         ("nonsense", "write section.key=value"),
         ("model.dim=[", "YAML"),
-        ("training.ema=1.5", "training.ema"),
+        ("training.distillation=1.5", "training.distillation"),
         ("model.position=[codes]", "model.position"),
         ("model.head=max", "model.head"),
     ],
@@ -103,3 +103,8 @@ def test_a_setting_that_has_left_is_read_where_it_asked_for_nothing(setting: str
     file.write_text(yaml.safe_dump({section: {name: "something else"}}))
     with pytest.raises(EhrseqError, match=rf"unknown setting '{setting}' \(leave it out"):
         load_study(file)
+
+
+def test_a_finished_run_is_read_whatever_it_asked_for_while_it_was_made(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"training": {"ema": 0.999, "epochs": 3}}))
+    assert load_study(tmp_path / "config.yaml", is_of_run=True).training.epochs == 3

@@ -28,17 +28,6 @@ from helpers.storage import SET, everything, in_a_process, make_set
 # ---- what may be replaced --------------------------------------------------------------------------------------------
 
 
-def test_a_folder_is_made_with_its_parents_and_replaced_only_when_asked(tmp_path: Path) -> None:
-    out = tmp_path / "a" / "b" / "set"
-    make_set(out, b"one", overwrite=False)
-    with pytest.raises(EhrseqError, match=r"is there already .*--overwrite"):
-        make_set(out, b"two", overwrite=False)
-    assert (out / "part" / "x.bin").read_bytes() == b"one"
-    make_set(out, b"two")
-    assert (out / "part" / "x.bin").read_bytes() == b"two"
-    assert set(everything(tmp_path)) == {"a/b/set/part/x.bin", "a/b/set/manifest.json"}
-
-
 def manifest_says(folder: Path, **facts: object) -> None:
     save_manifest(folder, {**read_json(folder / MANIFEST), **facts})
 

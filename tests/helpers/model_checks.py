@@ -10,10 +10,9 @@ from torch import Tensor
 
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.models.base import SurvivalModel
-from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from helpers.models import MODELS, code_table, code_table_name
 from helpers.settings import examples
-from helpers.strategies import NAN, NUMBERS, VOCAB, Padded, Records, Subject, Visit, pack, pad, sample_records
+from helpers.strategies import NUMBERS, VOCAB, Padded, Records, Subject, Visit, pack, pad, sample_records
 from reference.blocks import code_effects
 from reference.flat import flat_logits
 from reference.likelihood import reference_nll
@@ -66,7 +65,7 @@ every_model = pytest.mark.parametrize("kind", MODELS)
 def answers(model: SurvivalModel, subjects: Records) -> list[Tensor]:
     """Logits of each subject's rows."""
     batch = pack(subjects)
-    return list(model(batch.__class__(**vars_of(batch, model))).split(batch.visits_per_subject.tolist()))
+    return list(model(batch.__class__(**vars_of(batch, model))).split(batch.subject_offsets.diff().tolist()))
 
 
 def vars_of(batch: VisitBatch, model: SurvivalModel) -> dict[str, Tensor]:
@@ -138,58 +137,10 @@ def plain(subjects: Records) -> Records:
     ]
 
 
-def check_pads(model: SurvivalModel, subjects: Records) -> None:
-    """The seeds' padded contract: pads left, right and between, full of junk, change nothing."""
-    bare = plain(subjects)
-    packed = pack(bare)
-    expected, gradients = outputs_and_gradients(model, packed)
-    for seed, junk in enumerate((0.0, NAN, 1e30, -1e30)):
-        x = pad(bare, junk=junk, seed=seed)
-        batch = VisitBatch.from_padded(
-            x.codes,
-            x.code_mask,
-            x.ages,
-            x.deltas,
-            x.visit_mask,
-            at_risk=x.at_risk,
-            duration_days=x.duration_days,
-            cause=x.cause,
-        )
-        batch = replace(batch, entry_days=packed.entry_days)
-        if model.config.code_types:  # the padded contract has none
-            batch = replace(batch, code_types=packed.code_types)
-        logits = model(batch)
-        same(logits, expected, 1e-12, f"logits beside {junk}")
-        _, found = outputs_and_gradients(model, batch)
-        for mine, other in zip(found, gradients, strict=True):
-            same(mine, other, 1e-12, f"gradients beside {junk}")
-        padded = batch.to_padded(logits)
-        assert padded.shape[:2] == x.visit_mask.shape
-        same(padded[x.visit_mask], expected, 1e-12, "to_padded")
-        assert (padded[~x.visit_mask] == 0).all()
-
-
 def outputs_and_gradients(model: SurvivalModel, batch: VisitBatch) -> tuple[Tensor, tuple[Tensor, ...]]:
     parameters = tuple(model.parameters())
     gradients = torch.autograd.grad(model.loss(batch), parameters, allow_unused=True, materialize_grads=True)
     return model(batch), gradients
-
-
-def check_flat_contract(model: SurvivalModel, subjects: Records) -> None:
-    """`from_flat` and `from_padded` give the same hazards where both can say the same: visits with codes, no gaps."""
-    said = [Subject(tuple(replace(v, delta_days=0.0) for v in s.visits if v.codes)) for s in plain(subjects)]
-    x = pad(said)
-    padded = VisitBatch.from_padded(x.codes, x.code_mask, x.ages, x.deltas, x.visit_mask)
-    rng, length = random.Random(7), 3 + max(sum(len(v.codes) for v in s.visits) for s in said)
-    codes, ids = (torch.full((len(said), length), 999) for _ in range(2))
-    ages, mask = torch.full((len(said), length), NAN).double(), torch.zeros(len(said), length, dtype=torch.bool)
-    for b, subject in enumerate(said):
-        tokens = [(code, v, visit.age_years) for v, visit in enumerate(subject.visits) for code in visit.codes]
-        for place, (code, v, age) in zip(sorted(rng.sample(range(length), len(tokens))), tokens, strict=True):
-            codes[b, place], ids[b, place], ages[b, place], mask[b, place] = code, v, age, True
-    flat = VisitBatch.from_flat(codes, ages, ids, mask)
-    assert flat.padded_shape == padded.padded_shape
-    same(flat.to_padded(model(flat)), padded.to_padded(model(padded)), 1e-12, "from_flat and from_padded")
 
 
 def check_causality(model: SurvivalModel, subjects: Records, *, tolerance: float = 1e-12) -> None:
@@ -221,14 +172,6 @@ def check_future_gradient(model: SurvivalModel) -> None:
         seen = gradient.abs().amax(1)[1 : len(rows) + 1] != 0
         expected = [i == v or (i < v and not queries[i]) for i in range(len(rows))]
         assert seen.tolist() == expected, f"row {v}"
-
-
-def check_prefix(model: SurvivalModel, subjects: Records, *, tolerance: float = 1e-11) -> None:
-    """A truncated record answers as the prefix of the whole."""
-    for subject, whole in zip(subjects, answers(model, subjects), strict=True):
-        for n in range(len(subject.visits)):
-            part = replace(subject, visits=subject.visits[:n])
-            same(answers(model, [part])[0], whole[:n], tolerance, f"prefix of {n}")
 
 
 def check_queries(model: SurvivalModel, subjects: Records) -> None:
@@ -274,25 +217,6 @@ def check_query_sees_the_past(model: SurvivalModel) -> None:
     real = [*rows[:4], replace(rows[4], is_query=False), rows[5]]
     (as_visit,) = answers(model, [Subject(tuple(real))])
     assert not torch.allclose(as_visit[4], expected[4], rtol=0, atol=1e-9), "a query is told from a visit"
-
-
-def check_empty(model: SurvivalModel, subjects: Records) -> None:
-    """An empty visit is the zero vector without a gradient; nothing is NaN; empty subjects change nothing."""
-    batch = pack(subjects)
-    if isinstance(model, HierarchicalBEHRTForSurvival):
-        u = model.visit_encoder(model.code_embedding(batch), batch)
-        empty = batch.codes_per_visit == 0
-        assert (u[empty] == 0).all()
-        gradients = torch.autograd.grad(
-            u[empty].sum(), tuple(model.parameters()), allow_unused=True, materialize_grads=True
-        )
-        assert all((g == 0).all() for g in gradients)
-    logits, gradients = outputs_and_gradients(model, batch)
-    assert logits.isfinite().all()
-    assert all(g.isfinite().all() for g in gradients)
-    with_empty = [s for subject in subjects for s in (Subject((), subject.static), subject, Subject())]
-    for mine, other in zip(answers(model, with_empty)[1::3], answers(model, subjects), strict=True):
-        same(mine, other, 1e-11, "empty subjects")
 
 
 def check_changes_in_training_only(model: SurvivalModel) -> None:

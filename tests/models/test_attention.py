@@ -1,45 +1,90 @@
-"""Attention masks and plans against plain loops, the window, the reach, and the importance of codes."""
+"""Attention masks and plans against plain loops, and the importance of codes."""
 
 from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, strategies as st
+from torch import Tensor
 
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models import attention
-from helpers.attention_checks import (
-    any_reach,
-    check_codes_plan,
-    check_reach,
-    check_same_code_same_score,
-    check_tokens_plan,
-    check_visits_plan,
-    check_weights,
-    check_window,
-    sightings,
-)
+from ehrsequencing.models.attention import AttentionPlan
+from ehrsequencing.models.base import SurvivalModel
 from helpers.model_checks import FEW
 from helpers.models import ENCODERS, make_model
-from helpers.strategies import Records, Subject, Visit, pack, records, sample_records
+from helpers.strategies import Records, Subject, Visit, pack, pad, records, sample_records
+from reference.flat import visible_rows
+from reference.padded import code_scores, visible
+
+any_reach = st.sampled_from([1, 2, 3, 4, 9, 512])
+
+
+def sightings(plan: AttentionPlan, n_rows: int) -> Tensor:
+    """(rows, rows) how often the slot that answers for row i sees row j."""
+    seen = torch.zeros(n_rows, n_rows, dtype=torch.int64)
+    at_query = at_key = 0
+    owner = {int(slot): row for row, slot in enumerate(plan.answer_slot)}
+    for block in plan.blocks:
+        shape = (block.groups, 1, block.query_length, block.key_length)
+        mask = torch.ones(shape, dtype=torch.bool) if block.mask is None else block.mask.expand(shape)
+        if block.causal:
+            mask = mask.tril()
+        for g in range(block.groups):
+            keys = plan.key_rows[at_key + g * block.key_length :][: block.key_length]
+            for place in range(block.query_length):
+                slot = at_query + g * block.query_length + place
+                if slot in owner:
+                    assert int(plan.query_rows[slot]) == owner[slot]
+                    seen[owner[slot]] += torch.zeros(n_rows, dtype=torch.int64).index_add(
+                        0, keys, mask[g, 0, place].long()
+                    )
+        at_query += block.groups * block.query_length
+        at_key += block.groups * block.key_length
+    assert (at_query, at_key) == (len(plan.query_rows), len(plan.key_rows))
+    return seen
+
+
+def block_diagonal(parts: list[Tensor]) -> Tensor:
+    return torch.block_diag(*[part.long() for part in parts]) if parts else torch.zeros(0, 0, dtype=torch.int64)
 
 
 @FEW
 @given(records(), any_reach, st.booleans())
 def test_visits_plan(subjects: Records, window: int, bidirectional: bool) -> None:
-    check_visits_plan(subjects, window, bidirectional=bidirectional)
+    direction = "bidirectional" if bidirectional else "causal"
+    config = make_model(max_visits=window, attention=direction).config
+    batch, x = pack(subjects), pad(subjects)
+    each = [seen[real][:, real] for seen, real in zip(visible(config, x), x.visit_mask, strict=True)]
+    plan = attention.time_plan(batch, window=window, bidirectional=bidirectional)
+    expected = block_diagonal([m for m in each if len(m)])
+    assert torch.equal(sightings(plan, batch.n_visits), expected)
 
 
 @FEW
 @given(records(), any_reach, st.booleans())
 def test_tokens_plan(subjects: Records, max_tokens: int, bidirectional: bool) -> None:
-    check_tokens_plan(subjects, max_tokens, bidirectional=bidirectional)
+    direction = "bidirectional" if bidirectional else "causal"
+    config = make_model(architecture="flat", max_tokens=max_tokens, attention=direction).config
+    batch, x = pack(subjects), pad(subjects)
+    tokens = [[max(len(v.codes) + v.is_query, 1) for v in subject.visits] for subject in subjects]
+    each = []
+    for b, counts in enumerate(tokens):
+        sees = visible_rows(config, x, b, dict(enumerate(counts)))
+        row_of_token = [row for row, count in enumerate(counts) for _ in range(count)]
+        each.append(torch.tensor([[j in sees[i] for j in row_of_token] for i in row_of_token], dtype=torch.bool))
+    offsets = torch.tensor([0, *(count for counts in tokens for count in counts)]).cumsum(0)
+    plan = attention.time_plan(batch, window=max_tokens, bidirectional=bidirectional, offsets=offsets)
+    expected = block_diagonal([m for m in each if len(m)])
+    assert torch.equal(sightings(plan, int(offsets[-1])), expected)
 
 
 @FEW
 @given(st.lists(st.sampled_from([0, 1, 2, 3, 17, 40]), max_size=12))
 def test_codes_plan(sizes: list[int]) -> None:
-    check_codes_plan(sizes)
+    offsets = torch.tensor([0, *sizes]).cumsum(0)
+    expected = block_diagonal([torch.ones(size, size) for size in sizes if size])
+    assert torch.equal(sightings(attention.codes_plan(offsets), sum(sizes)), expected)
 
 
 @FEW
@@ -73,20 +118,35 @@ def test_cost_is_linear_in_the_length_of_a_subject(rows: str, bidirectional: boo
     assert scores[1] < 2.2 * scores[0]
 
 
-@pytest.mark.parametrize("window", [1, 2, 3, 5, 100])
-def test_window(window: int) -> None:
-    check_window(window=window)
-
-
-@pytest.mark.parametrize("max_tokens", [1, 4, 7, 9, 100])
-def test_reach(max_tokens: int) -> None:
-    check_reach(max_tokens=max_tokens)
-
-
 @FEW
 @given(records(), st.sampled_from(["attention", "bottleneck"]))
 def test_weights(subjects: Records, encoder: str) -> None:
-    check_weights(make_model(visit_encoder=encoder), subjects)
+    """α is positive, sums to 1 over every visit with codes, and depends on the code alone up to that sum."""
+    model, batch = make_model(visit_encoder=encoder), pack(subjects)
+    e = model.code_embedding(batch)
+    pooling = model.visit_encoder.pooling
+    u, alpha = pooling(e, batch), pooling.weights(e, batch)
+    assert alpha.shape == (batch.n_codes,)
+    assert (alpha > 0).all()
+    sums = torch.zeros(batch.n_visits, dtype=alpha.dtype).index_add(0, batch.visit_of_code, alpha)
+    torch.testing.assert_close(sums, (batch.codes_per_visit > 0).to(alpha.dtype), rtol=1e-12, atol=1e-12)
+    weighted = torch.zeros_like(u).index_add(0, batch.visit_of_code, alpha.unsqueeze(1) * e.expand())
+    torch.testing.assert_close(u, weighted, rtol=1e-12, atol=1e-12)
+    scores = code_scores(dict(model.named_parameters()), model.config, e.expand())
+    for n in range(batch.n_visits):
+        own = slice(int(batch.visit_offsets[n]), int(batch.visit_offsets[n + 1]))
+        torch.testing.assert_close(alpha[own], scores[own].softmax(0), rtol=1e-11, atol=1e-12)
+
+
+def check_same_code_same_score(model: SurvivalModel) -> None:
+    """Content-based: what one code weighs beside another is the same in any slot and in any company."""
+    companies = [(3, 5), (5, 3), (7, 3, 5), (5, 9, 3, 2), (3, 3, 8, 5), (2, 2, 2, 5, 3)]
+    batch = pack([Subject(tuple(Visit(codes, (None,) * len(codes)) for codes in companies))])
+    alpha = model.visit_encoder.pooling.weights(model.code_embedding(batch), batch)
+    weights = alpha.detach().split([len(codes) for codes in companies])
+    odds = [float(w[codes.index(3)] / w[codes.index(5)]) for w, codes in zip(weights, companies, strict=True)]
+    assert odds == pytest.approx([odds[0]] * len(odds), rel=1e-12)
+    assert abs(odds[0] - 1) > 0.01  # and codes do differ
 
 
 @pytest.mark.parametrize("encoder", ["attention", "bottleneck"])

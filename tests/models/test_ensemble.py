@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.outputs import read_manifest
 from ehrsequencing.models.ensemble import Ensemble, mean_hazard_logits
 from ehrsequencing.prediction.run import Run
 from helpers.models import make_model
 from helpers.strategies import pack, sample_records
-from helpers.training import losses, train, weights
+from helpers.training import losses, train
 
 PAIR = "training.members=2"
 
@@ -77,18 +76,3 @@ def test_members_are_the_runs_of_their_seeds(sim_prepared: Path, pair: Path, tmp
     # The mean hazard is at least as likely as the members are on average: −log and Jensen.
     assert manifest["tuning_nll"] <= np.mean([member["tuning_nll"] for member in manifest["members"]]) + 1e-6
     assert sorted(p.name for p in pair.iterdir() if p.is_dir()) == []
-
-
-def test_a_finished_ensemble_is_kept_and_other_numbers_are_refused(
-    sim_prepared: Path, sim_run: Path, pair: Path, tmp_path: Path
-) -> None:
-    before = weights(pair)
-    train(sim_prepared, pair, PAIR, resume=True)
-    assert weights(pair) == before
-    for settings in ((), ("training.members=3",)):
-        with pytest.raises(EhrseqError, match="other settings"):
-            train(sim_prepared, pair, *settings, resume=True)
-    with pytest.raises(EhrseqError, match="not empty"):
-        train(sim_prepared, pair, PAIR)
-    with pytest.raises(EhrseqError, match=r"did you mean training\.members"):
-        train(sim_prepared, tmp_path / "run", "model.members=2")

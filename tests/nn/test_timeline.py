@@ -167,6 +167,28 @@ def test_an_event_on_a_visit_that_is_not_there_is_an_error() -> None:
             nn.DiscreteTimeSurvivalLoss()(h, torch.tensor([t]), torch.tensor([1]), mask)
 
 
+def test_the_gradient_is_that_of_the_loss() -> None:
+    hazards = torch.tensor([[0.2, 0.5, 0.9], [0.1, 0.3, 0.4]], dtype=torch.float64, requires_grad=True)
+    labels = torch.tensor([1, 7]), torch.tensor([1, 0]), torch.tensor([[1, 1, 1], [1, 1, 0]]).bool()
+    assert torch.autograd.gradcheck(lambda h: nn.DiscreteTimeSurvivalLoss()(h, *labels), (hazards,))
+
+
+@pytest.mark.parametrize("hazard", [0.0, 1e-30, 1e-9, 1 - 1e-9, 1.0])
+@pytest.mark.parametrize("event", [0, 1])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_an_extreme_hazard_still_learns(hazard: float, event: int, dtype: torch.dtype) -> None:
+    h = torch.full((1, 3), hazard, dtype=dtype, requires_grad=True)
+    loss = nn.DiscreteTimeSurvivalLoss()(
+        h, torch.tensor([2 if event else 3]), torch.tensor([event]), torch.ones(1, 3).bool()
+    )
+    loss.backward()
+    assert h.grad is not None
+    assert bool(loss.isfinite())
+    assert bool(h.grad.isfinite().all())
+    assert bool((h.grad[0, :2] > 0).all())  # a smaller hazard fits survival better
+    assert bool((h.grad[0, 2] < 0) == bool(event))
+
+
 # ---- tables ----------------------------------------------------------------------------------------------------------
 
 
@@ -277,6 +299,9 @@ def test_wrong_tensors_are_value_errors() -> None:
         ("multiple of heads", lambda: nn.TimelineEncoder(D, heads=3)),
         ("event_indicators must be 0 or 1", lambda: loss(h, t, event + 1, VISIT_MASK)),
         ("event_times must be whole", lambda: loss(h, t + 0.5, event, VISIT_MASK)),
+        ("event_times must have the shape", lambda: loss(h, t[:, None], event, VISIT_MASK)),
+        ("event_indicators must have the shape", lambda: loss(h, t, event[:1], VISIT_MASK)),
+        ("mask must have the shape", lambda: loss(h, t, event, VISIT_MASK[:1])),
         ("not there", lambda: loss(h, t - 2, event - event, VISIT_MASK)),
         ("from_logits=True", lambda: loss(h + 1, t, event, VISIT_MASK)),
         ("from_logits=True", lambda: loss(h - 1, t, event, VISIT_MASK)),

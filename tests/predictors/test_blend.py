@@ -22,9 +22,7 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, read_json, write_json
 from ehrsequencing.core.outputs import write_manifest
 from ehrsequencing.evaluation.comparison import NETWORK, OURS
-from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
-from ehrsequencing.evaluation.population import Population
-from ehrsequencing.evaluation.rivals import Evaluated, fit_rivals
+from ehrsequencing.evaluation.evaluate import evaluate
 from ehrsequencing.evaluation.score import score
 from ehrsequencing.metrics.hazards import cumulative_incidence
 from ehrsequencing.models.ensemble import Ensemble
@@ -46,7 +44,6 @@ from ehrsequencing.training.fit import fit
 from ehrsequencing.training.plan import Plan
 from ehrsequencing.training.transfer import Pretrained
 from helpers.blends import quick_parts
-from helpers.rows import nll_of_rows
 from helpers.settings import TINY
 from helpers.training import Interrupted, raise_at
 
@@ -258,29 +255,6 @@ def test_no_stored_number_is_that_of_few_people(
     _, folder = again()
     assert told_of_few(folder, prepared, columns, "boosted.cuts") > 20
     assert told_of_few(folder, prepared, columns, *RANGES) > 5
-
-
-def test_evaluate_takes_the_trees_of_the_blend_and_the_network_has_a_row_of_its_own(
-    run: Path, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made, records = Run(run), prepared.records("simulated", "held_out")
-    monkeypatch.setattr(
-        BoostedVisits, "fit", lambda *given, **more: pytest.fail("the trees of the blend were not taken")
-    )
-    population = Population.of_split(prepared, made.task, "held_out")
-    settings = made.study.evaluation
-    rivals = fit_rivals(Evaluated.of_run(made), prepared, settings)
-    evaluation = Evaluation(made, population, prepared=prepared, settings=settings, fitted=rivals)
-    risks, likelihoods = evaluation.risks(evaluation.predictors), evaluation.known_nll
-    assert list(risks) == [*likelihoods]
-    assert {"boosted visits", "landmark Cox", "network alone"} < set(risks)
-    assert list(risks).index("network alone") > list(risks).index("landmark Cox")
-    np.testing.assert_allclose(likelihoods["ehrsequencing"], made.predictor.nll(records))
-    np.testing.assert_allclose(likelihoods["network alone"], nll_of_rows(made.model, records), rtol=1e-5)
-    assert np.abs(likelihoods["network alone"] - likelihoods["ehrsequencing"]).max() > 0.01
-    for name, one in evaluation.predictors.items():  # what they share is made once
-        np.testing.assert_array_equal(risks[name], one.risk(records, evaluation.knots))
-        np.testing.assert_array_equal(likelihoods[name], one.nll(records))
 
 
 def test_members_and_recalibration_reach_the_risks_through_the_blend(run: Path, prepared: Prepared) -> None:

@@ -66,7 +66,7 @@ def test_a_known_level_is_found_and_no_more_is_taken() -> None:
     found = [updated(seed, level=0.6) for seed in range(draws)]
     more, spread = sum(one.method != "level" for one in found), (ALPHA * (1 - ALPHA) * draws) ** 0.5
     assert abs(more - ALPHA * draws) < 3 * spread
-    assert {one.stretch for one in found if one.method == "level"} == {0.0}
+    assert {one.slope for one in found if one.method == "level"} == {1.0}
     assert np.mean([one.level for one in found]) == pytest.approx(0.6, abs=0.05)
     eta = hospital(0, level=0.6)[0]
     one = next(one for one in found if one.method == "level")

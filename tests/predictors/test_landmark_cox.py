@@ -2,16 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.metrics.censoring import aalen_johansen
-from ehrsequencing.predictors import cox, features
 from ehrsequencing.predictors.boosted import BoostedVisits
-from ehrsequencing.predictors.cox import CoxFit, CoxHazards, CoxRows, LandmarkCox
+from ehrsequencing.predictors.cox import CoxHazards, LandmarkCox
 from ehrsequencing.predictors.features import LinearDesign
 from ehrsequencing.predictors.fit import AgeAndSex, MarginalIncidence, fit_baselines, fit_last_step
 from ehrsequencing.predictors.history import fit_feature_spec, history_features
@@ -44,8 +42,8 @@ def test_risks_given_survival_are_conditional_and_know_nothing_of_the_blanking(
     assert risk[:, 0, 2].mean() == pytest.approx(observed[0], abs=0.05)
 
 
-def test_landmark_cox_learns_what_the_record_says_and_keeps_to_its_cells(
-    prepared: Prepared, task: TaskConfig, train: TaskRecords, tuning: TaskRecords, monkeypatch: pytest.MonkeyPatch
+def test_landmark_cox_learns_what_the_record_says(
+    prepared: Prepared, task: TaskConfig, train: TaskRecords, tuning: TaskRecords
 ) -> None:
     visits = train.timelines
     static = np.isin(np.arange(len(visits)), visits.static_owner[visits.static_codes == visits.static_codes[0]])
@@ -68,16 +66,6 @@ def test_landmark_cox_learns_what_the_record_says_and_keeps_to_its_cells(
     assert risk[has].mean() == pytest.approx(1 - np.exp(-300 / 250), abs=0.08)
     assert risk[~has].mean() == pytest.approx(1 - np.exp(-300 / 1000), abs=0.08)
     assert not model.fits[1].beta.any()
-    monkeypatch.setattr(features, "MOST_LINEAR_CELLS", 50 * (len(model.design.columns) + 1))
-    seen, choose = list[int](), cox.choose_ridge
-
-    def watch(own: CoxRows, other: CoxRows, **more: Any) -> CoxFit:
-        seen.append(len(own.x))
-        return choose(own, other, **more)
-
-    monkeypatch.setattr(cox, "choose_ridge", watch)
-    LandmarkCox(given_to(task, prepared, made, judges))
-    assert seen == [50] * len(task.causes)
 
 
 def test_a_linear_design_is_finite_never_extrapolates_and_is_fitted_on_training_rows_only(

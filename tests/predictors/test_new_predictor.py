@@ -10,7 +10,6 @@ import pytest
 from ehrsequencing.config import EvaluationConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.evaluate import evaluate
-from ehrsequencing.metrics.hazards import horizon_nll
 from ehrsequencing.predictors import fit
 from ehrsequencing.predictors.fitting_data import FittingData
 from ehrsequencing.predictors.from_file import FromFile
@@ -47,32 +46,6 @@ def test_one_class_and_its_entry_bring_a_row_everywhere(
     assert c == pytest.approx([0.5] * len(c))
     assert c
     assert "rates" in render(result)
-
-
-def test_risks_and_likelihoods_follow_from_hazards(prepared: Prepared) -> None:
-    records = prepared.records("simulated", "tuning")
-    data = FittingData(
-        prepared.task("simulated"), prepared.vocabulary, prepared.records("simulated", "train"), records, (90.0, 365.0)
-    )
-    plain, labels = Rates(data), records.rows
-    expected = horizon_nll(
-        plain.rates,
-        plain.edges_days,
-        duration_days=labels.duration_days,
-        cause=labels.cause,
-        entry_days=labels.entry_days,
-    )
-    np.testing.assert_allclose(plain.nll(records), expected)
-    days, total = np.array([50.0, 400.0]), plain.rates.sum(axis=0)
-    spans = np.array([[50.0, 0.0, 0.0], [90.0, 275.0, 35.0]])
-    survival = np.exp(-spans @ total)
-    risk = plain.risk(records, days)
-    np.testing.assert_allclose(1 - risk.sum(axis=1), np.tile(survival, (len(records), 1)), atol=1e-6)
-    given = plain.risk(records, days, start_days=50.0)
-    assert (given[:, :, 0] == 0).all()
-    np.testing.assert_allclose(1 - given[:, :, 1].sum(axis=1), survival[1] / survival[0], atol=1e-6)
-    doubled = plain.recalibrated(np.log([2.0, 2.0]), np.ones(2))
-    np.testing.assert_allclose(doubled.all_hazards(records), 2 * plain.all_hazards(records))
 
 
 def test_what_knows_risks_alone_has_one_error_for_hazards_and_likelihood(prepared: Prepared) -> None:

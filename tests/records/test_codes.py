@@ -75,7 +75,6 @@ def test_under_without_a_match_names_the_hierarchy() -> None:
         ({"eligibility": {"history": 30}}, "not a duration"),
         ({"index": {"first_visit": True, "which": "every"}}, "which belongs to an index by code or file"),
         ({"index": {"age": "50y", "after": "48h"}}, "after belongs to an index by code or file"),
-        ({"index": {"code": "IDX", "cohort_id": 3}}, "cohort_id belongs to an index by file"),
         ({"index": {"code": "IDX", "file": "x.parquet"}}, "exactly one of code, first_visit, age, date, file"),
     ],
 )

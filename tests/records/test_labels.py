@@ -84,15 +84,15 @@ def test_an_index_from_a_file_is_that_of_the_code(form: str, which: str, data: P
 
 
 def ohdsi(path: Path, *, upper: bool = False) -> Path:
-    """Two cohorts of whole days, as CSV."""
+    """A cohort of whole days, as CSV."""
     days = pa.array([time // DAY_US for _, time in INDEXES], pa.int32()).cast(pa.date32())
     n = len(INDEXES)
     ends = pa.array([None] * n, pa.date32())
     columns: dict[str, Any] = {
-        "cohort_definition_id": [3] * n + [8],
-        "subject_id": pa.concat_arrays([ids(INDEXES), pa.array([2])]),
-        "cohort_start_date": pa.concat_arrays([days, days[:1]]),
-        "cohort_end_date": pa.concat_arrays([ends, days[:1]]),
+        "cohort_definition_id": [3] * n,
+        "subject_id": ids(INDEXES),
+        "cohort_start_date": days,
+        "cohort_end_date": ends,
     }
     pv.write_csv(pa.table({name.upper() if upper else name: value for name, value in columns.items()}), path)
     return path
@@ -101,17 +101,16 @@ def ohdsi(path: Path, *, upper: bool = False) -> Path:
 @pytest.mark.parametrize("upper", [False, True])
 def test_an_ohdsi_cohort_starts_at_its_midnight(upper: bool, data: Path, tmp_path: Path) -> None:
     path = ohdsi(tmp_path / "cohort.csv", upper=upper)
-    found = cohort_of(data, tmp_path / "a", a_task(index={"file": str(path), "cohort_id": 3, "which": "every"}))
+    found = cohort_of(data, tmp_path / "a", a_task(index={"file": str(path), "which": "every"}))
     by_subject = {(row.subject, row.index_us) for row, _ in found}
     assert by_subject == {(1, moment(1)), (1, moment(3)), (2, moment(1)), (5, moment(1))}  # 5: the day, not its noon
-    assert read_index_times(path, cohort_id=8).subject_id.tolist() == [2]
 
 
 def test_a_task_file_finds_its_cohort_beside_itself(data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "tasks"
     folder.mkdir()
     ohdsi(folder / "cohort.csv")
-    text = "name: t\nindex: {file: cohort.csv, cohort_id: 3}\noutcome: {out: OUT}\nhorizons: [30d]\n"
+    text = "name: t\nindex: {file: cohort.csv}\noutcome: {out: OUT}\nhorizons: [30d]\n"
     (folder / "task.yaml").write_text(text)
     (folder / "study.yaml").write_text("task:\n" + "".join(f"  {line}\n" for line in text.splitlines()))
     task = load_task(folder / "task.yaml")
@@ -132,7 +131,7 @@ def test_a_task_file_finds_its_cohort_beside_itself(data: Path, tmp_path: Path) 
         ({"prediction_time": pa.array([0, 1], pa.timestamp("us", "UTC"))}, r"type timestamp\[us, tz=UTC\]"),
         ({"prediction_time": pa.array(["2020", "2021"])}, "type string"),
         ({"subject_id": pa.array([70, 71], pa.int64())}, "none of its 2 subjects is in the data"),
-        ({"cohort_definition_id": pa.array([1, 2])}, r"holds 2 cohorts.*index\.cohort_id"),
+        ({"cohort_definition_id": pa.array([1, 2])}, "holds 2 cohorts.*keep the rows of one"),
     ],
 )
 def test_a_file_that_is_no_cohort_is_refused(change: dict[str, Any], message: str, data: Path, tmp_path: Path) -> None:
@@ -159,11 +158,6 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     }.items():
         with pytest.raises(EhrseqError, match=message):
             read_index_times(tmp_path / name)
-    with pytest.raises(EhrseqError, match="holds no cohort 9"):
-        read_index_times(ohdsi(tmp_path / "c.csv"), cohort_id=9)
-    pq.write_table(pa.table({"subject_id": [1], "prediction_time": times(INDEXES[:1])}), tmp_path / "m.parquet")
-    with pytest.raises(EhrseqError, match=r"leave index\.cohort_id out"):
-        read_index_times(tmp_path / "m.parquet", cohort_id=9)
 
 
 def split_of(data: Path, out: Path, config: StudyConfig, *tasks: TaskConfig) -> dict[int, str]:

@@ -117,8 +117,9 @@ def test_sickness_brings_visits_and_drop_out_by_their_knobs() -> None:
     def trends(**knobs: float) -> tuple[float, float]:
         """Correlations of sickness at enrolment with visits per year afterwards, and with having dropped out."""
         process, courses = courses_of(3000, drop_out_per_year=0.1, **knobs)
-        sickness = process.sickness(courses.visits.take(courses.is_enrolment))
-        observed = courses.censoring_day - courses.visits.enrolment_day[courses.is_enrolment]
+        enrols = courses.visits.day == courses.visits.enrolment_day
+        sickness = process.sickness(courses.visits.take(enrols))
+        observed = courses.censoring_day - courses.visits.enrolment_day[enrols]
         alive = np.minimum(courses.death_days, courses.censoring_day) - courses.censoring_day + observed
         after = np.bincount(courses.subject[courses.visits.day > courses.visits.enrolment_day], minlength=3000)
         dropped = courses.first_day + courses.censoring_day < 18_262

@@ -12,25 +12,6 @@ from ehrsequencing.training.checkpoints import TrainingState
 from ehrsequencing.training.device import Losses
 
 
-def test_the_next_item_is_made_in_another_thread_while_one_is_in_use() -> None:
-    made: list[tuple[int, int]] = []
-    second = threading.Event()
-
-    def items() -> Iterator[int]:
-        for number in range(5):
-            made.append((number, threading.get_ident()))
-            if number == 1:
-                second.set()
-            yield number
-
-    stream = prefetched(items())
-    assert next(stream) == 0
-    assert second.wait(10)  # made while the first is in our hands
-    assert list(stream) == [1, 2, 3, 4]
-    assert len({thread for _, thread in made}) == 1
-    assert threading.get_ident() not in {thread for _, thread in made}
-
-
 def test_an_error_in_the_other_thread_arrives_and_leaves_no_thread() -> None:
     def items() -> Iterator[int]:
         yield 1

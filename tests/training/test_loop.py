@@ -76,8 +76,6 @@ def test_a_finished_run_resumes_to_nothing_and_changed_settings_are_refused(
     for name, value in {"learning_rate": 0.1, "epochs": 9, "patience": 9}.items():  # 8 epochs are not 2
         with pytest.raises(EhrseqError, match=rf"other settings \(what differs: training\.{name}\) .*--out"):
             train(sim_prepared, reference, f"training.{name}={value}", resume=True)
-    with pytest.raises(EhrseqError, match=r"what differs: model\.dropout, evaluation\.bootstrap"):
-        train(sim_prepared, reference, "model.dropout=0.3", "evaluation.bootstrap=7", resume=True)
     train(sim_prepared, reference, "training.checkpoint_seconds=3", resume=True)  # decides nothing
     assert weights(reference) == before
     with pytest.raises(EhrseqError, match="not empty"):
@@ -197,11 +195,11 @@ def test_it_learns_more_than_the_cohorts_own_hazards(tiny_study: StudyConfig, tm
 def test_averaged_weights_follow_their_recursion() -> None:
     model, averaged = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
     expected = averaged.weight.detach().clone()
-    for step in range(1, 40):
+    for step in (*range(1, 20), 10**6):
         torch.nn.init.normal_(model.weight)
-        decay = min(0.9, (1 + step) / (4 + step))
+        decay = min(0.9999, (1 + step) / (4 + step))
         expected = decay * expected + (1 - decay) * model.weight.detach()
-        average(averaged, model, step=step, most=0.9)
+        average(averaged, model, step=step)
     torch.testing.assert_close(averaged.weight.detach(), expected)
 
 

@@ -34,7 +34,7 @@ from helpers.training import NetworkTrainer as Trainer
 TINY = (
     *("model.dim=16", "model.heads=2", "model.layers=1", "training.grid_bins=4"),
     *("training.epochs=3", "training.min_steps=6", "training.checkpoint_seconds=0"),
-    *("training.learning_rate=0.01", "training.warmup_steps=1", "training.ema=0", "training.masked_codes=0"),
+    *("training.learning_rate=0.01", "training.warmup_steps=1", "training.masked_codes=0"),
 )
 
 

@@ -12,8 +12,7 @@ from numpy.typing import ArrayLike
 from scipy import stats
 
 from ehrsequencing.api.evaluation import EvaluationResult
-from ehrsequencing.api.long_table import long_table
-from ehrsequencing.api.paper import PaperTable, accuracy_table
+from ehrsequencing.api.paper import PaperTable, accuracy_table, long_table
 from ehrsequencing.api.progress import stages
 from ehrsequencing.config import EvaluationConfig, format_days
 from ehrsequencing.core.arrays import Floats, detached

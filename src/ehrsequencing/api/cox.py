@@ -178,7 +178,23 @@ def cox_of_run(
     spells = pd.concat(every).drop_duplicates([*_CLOCK, "time"]).sort_values("time")
     labels = {}
     for name in covariates:
-        labels[name], spells[name] = _last_values(spells, values, name)
+        label, codes = named_codes(name, sorted(values["code"].unique()))
+        own = values[values["code"].isin(codes)].fillna({"time": _LONG_AGO})
+        own = own.sort_values("time", kind="stable")
+        is_ever = codes == [label]
+        if label == "age":
+            own["value"] = (own["index_time"] - own["time"]) / _DAY / DAYS_PER_YEAR
+        elif own["numeric_value"].notna().any():
+            own = own.assign(value=own["numeric_value"]).dropna(subset="value")
+            is_ever = False
+        else:
+            levels = own["code"].str.removeprefix(f"{label}//")
+            own["value"] = 1.0 if is_ever else levels
+        # the last value at the start of each spell
+        known = own[[*_CLOCK, "time", "value"]]
+        last = pd.merge_asof(spells, known, on="time", by=_CLOCK)["value"]
+        labels[name] = label
+        spells[name] = (last.fillna(0.0) if is_ever else last).set_axis(spells.index)
     spells = spells.sort_values([*_CLOCK, "time"])
     following = spells.groupby(_CLOCK)["time"].shift(-1)
     happened = spells["cause"].map(dict(enumerate(task.causes, start=1)))
@@ -214,26 +230,6 @@ def _cause(causes: Sequence[str], cause: str | None) -> str:
 
 def _words(name: str) -> tuple[str, ...]:
     return _SEX.get(name.casefold(), (name.casefold(),))
-
-
-def _last_values(
-    spells: pd.DataFrame, values: pd.DataFrame, name: str
-) -> tuple[str, "pd.Series[Any]"]:
-    """A covariate's name in the table, and its last value at the start of each spell."""
-    label, codes = named_codes(name, sorted(values["code"].unique()))
-    own = values[values["code"].isin(codes)].fillna({"time": _LONG_AGO})
-    own = own.sort_values("time", kind="stable")
-    is_ever = codes == [label]
-    levels = own["code"].str.removeprefix(f"{label}//")
-    if label == "age":
-        own["value"] = (own["index_time"] - own["time"]) / _DAY / DAYS_PER_YEAR
-    elif own["numeric_value"].notna().any():
-        own = own.assign(value=own["numeric_value"]).dropna(subset="value")
-        is_ever = False
-    else:
-        own["value"] = 1.0 if is_ever else levels
-    last = pd.merge_asof(spells, own[[*_CLOCK, "time", "value"]], on="time", by=_CLOCK)["value"]
-    return label, (last.fillna(0.0) if is_ever else last).set_axis(spells.index)
 
 
 def named_codes(name: str, codes: Sequence[str]) -> tuple[str, list[str]]:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pandas as pd
@@ -13,13 +13,13 @@ import pyarrow.parquet as pq
 
 from ehrsequencing.api.progress import bar
 from ehrsequencing.config import (
-    DataConfig,
     StudyConfig,
     TaskConfig,
     load_task,
     refuse_unused,
     validated,
 )
+from ehrsequencing.config.base import SettingsT
 from ehrsequencing.config.files import agreed_tasks
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.elsewhere import Answering, Hinted, right_way
@@ -161,11 +161,13 @@ def study_of(study: StudyConfig | None, sections: Mapping[str, Any], *, where: s
     return validated(StudyConfig, sections, where=where) if study is None else study
 
 
-def data_config(facts: DataConfig | Mapping[str, Any] | None) -> DataConfig | None:
-    """What the files of a data set do not tell, as settings."""
-    if facts is None or isinstance(facts, DataConfig):
-        return facts
-    return validated(DataConfig, facts, where="facts")
+def as_settings(
+    kind: type[SettingsT], given: SettingsT | Mapping[str, Any] | None, where: str = "facts"
+) -> SettingsT | None:
+    """Settings as an object; None stays."""
+    if given is None or isinstance(given, kind):
+        return given
+    return validated(kind, cast(Mapping[str, Any], given), where=where)
 
 
 class PreparedData(Hinted, Answering, Prepared):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pandas as pd
 import pyarrow.parquet as pq
 
-from ehrsequencing.api.data import as_table, data_config, is_path, meds_folder, one_task, study_of
+from ehrsequencing.api.data import as_settings, as_table, is_path, meds_folder, one_task, study_of
 from ehrsequencing.api.evaluation import EvaluationResult
 from ehrsequencing.api.progress import bar, stages
 from ehrsequencing.api.run import warn_of
@@ -131,7 +131,7 @@ def evaluate(
                     source,
                     out=None if out is None else Path(out),
                     overwrite=overwrite,
-                    facts=data_config(facts),
+                    facts=as_settings(DataConfig, facts),
                     progress=stage,
                     say=say,
                     draw=draw,
@@ -214,8 +214,19 @@ def audit(
             data=None if data is None else Path(data),
             progress=tick,
         )
-    checks = pd.DataFrame(result["checks"])
-    checks.attrs |= {"audit": result, "report": report_audit(folder, result)}
+    checks, told = pd.DataFrame(result["checks"]), ""
+    metrics = read_for_owner(folder)
+    # a report that somebody has edited, or whose metrics somebody has, stays as it is
+    if metrics is not None and is_as_written(folder, ANSWER):
+        page = folder / ANSWER
+        try:
+            drawn = pages(_with_audit(metrics, result))
+        except Exception as error:  # metrics of an earlier version, for example
+            told = f"warning: {page} does not show this audit; run ehrseq evaluate again ({error})"
+        else:
+            _add_drawn(folder, drawn)
+            told = f"report: {page}"
+    checks.attrs |= {"audit": result, "report": told}
     return checks
 
 
@@ -353,26 +364,6 @@ def report_outcomes(
 def report_external(run: Path, metrics: Exact | Shared, folder: Path) -> None:
     """Write the report of an external validation to its own folder."""
     write_report(_with_audit(metrics, saved_audit(run)), folder)
-
-
-def report_audit(run: Path, audit: SharedAudit) -> str:
-    """Write the report of a run again, from its metrics and a new audit.
-
-    Returns:
-        A line that says so, or a warning if the metrics (of an earlier version, for example) cannot be drawn. Empty
-        for a run without a report, or whose metrics or report somebody has edited: nothing is written.
-    """
-    metrics = read_for_owner(run)
-    if metrics is None or not is_as_written(run, ANSWER):
-        return ""
-    try:
-        drawn = pages(_with_audit(metrics, audit))
-    except Exception as error:
-        return (
-            f"warning: {run / ANSWER} does not show this audit; run ehrseq evaluate again ({error})"
-        )
-    _add_drawn(run, drawn)
-    return f"report: {run / ANSWER}"
 
 
 def redraw(run: Path, *, tripod: str | None = None) -> Path:

@@ -17,10 +17,17 @@ import pyarrow as pa
 
 from ehrsequencing.api import paper, predictions as curves
 from ehrsequencing.api.data import meds_folder, times
-from ehrsequencing.api.long_table import known_day, long_table, main_c, rows_at
-from ehrsequencing.api.paper import PaperTable, accuracy_table, warn_of_few
+from ehrsequencing.api.paper import (
+    PaperTable,
+    accuracy_table,
+    known_day,
+    long_table,
+    main_c,
+    rows_at,
+)
 from ehrsequencing.api.predictions import StepFunction, risk_column
 from ehrsequencing.config import format_days
+from ehrsequencing.core.disclosure import TOO_FEW
 from ehrsequencing.core.elsewhere import Answering, Hinted
 from ehrsequencing.core.errors import EhrseqError, refuse_unknown
 from ehrsequencing.evaluation.curves import OPERATING_COLUMNS
@@ -30,7 +37,7 @@ from ehrsequencing.evaluation.subgroups import SUBGROUP_METRICS, SUBGROUP_PLACE
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.results.redaction import redact
-from ehrsequencing.results.result_types import Exact, PlaceRow, Shared
+from ehrsequencing.results.result_types import Exact, Shared
 
 REPORT = "report.html"
 
@@ -254,7 +261,10 @@ class EvaluationResult(Hinted, Answering):
             ['ehrsequencing']
         """
         place, title = self._place(horizon, cause, landmark)
-        warn_of_few(table := accuracy_table(self.result, place, title=title))
+        table = accuracy_table(self.result, place, title=title)
+        if table.frame.eq(TOO_FEW).all(axis=None):
+            remedy = "eh.evaluate(run, splits=25) divides, trains and evaluates again and again"
+            warnings.warn(f"{TOO_FEW}: {remedy}", stacklevel=3)
         return table
 
     # ---- plots -------------------------------------------------------------------------------------------------
@@ -342,10 +352,6 @@ class EvaluationResult(Hinted, Answering):
             'cumulative incidence'
         """
         place, title = self._place(None, cause, landmark)
-        return paper.incidence(self._incidence(place)[0], title=title, ax=ax)
-
-    def _incidence(self, place: Mapping[str, Any]) -> list[PlaceRow]:
-        """The row of `incidence` at a place."""
         rows = rows_at(self.result["incidence"], **place)
         if not rows:
             raise EhrseqError(
@@ -353,7 +359,7 @@ class EvaluationResult(Hinted, Answering):
                 where=str(self.folder),
                 fix="name another landmark",
             )
-        return rows
+        return paper.incidence(rows[0], title=title, ax=ax)
 
     def _points(
         self,

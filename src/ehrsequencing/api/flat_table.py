@@ -200,37 +200,20 @@ def read_rows(
         known = f"name one of {near}" if looks_like_header(whole.columns) else NO_HEADER
         fix = right_way("terms", name) or known
         _require(name in whole, f"there is no column {name!r}", fix=fix)
-    table = _with_times(whole, subject=subject, time=time, start=start, unit=unit)
-    return whole, table, *_read_events(table[event], given, interest)
-
-
-def _require(met: Any, what: str, *, fix: str) -> None:
-    """Refuse the table unless a condition is met."""
-    if not met:
-        raise EhrseqError(what, where="frame", fix=fix)
-
-
-# --------------------------------------------------------------------------------------------- times
-
-
-def _with_times(
-    table: pd.DataFrame, *, subject: str, time: str, start: str | None, unit: str | None
-) -> pd.DataFrame:
-    """The rows that have a subject and times, in order of them, with the columns that all later steps read."""
-    elapsed = is_numeric_dtype(table[time])
+    elapsed = is_numeric_dtype(whole[time])
     _require(
         unit is None or (elapsed and unit in _UNIT_DAYS),
         f"unit={unit!r} does not fit {time!r}",
         fix=f"write one of {', '.join(_UNIT_DAYS)} for numbers (m could be minutes or months), and none for dates",
     )
     _require(
-        start is None or is_numeric_dtype(table[start]) == elapsed,
+        start is None or is_numeric_dtype(whole[start]) == elapsed,
         f"of {start!r} and {time!r} one holds numbers and the other dates",
         fix="give both as numbers, or both as dates",
     )
-    stop = _moments(table[time], unit)
-    begin = stop if start is None else _moments(table[start], unit)
-    table = table.assign(**{SUBJECT: table[subject], START: begin, STOP: stop})
+    stop = _moments(whole[time], unit)
+    begin = stop if start is None else _moments(whole[start], unit)
+    table = whole.assign(**{SUBJECT: whole[subject], START: begin, STOP: stop})
     table = table.dropna(subset=[SUBJECT, START, STOP])
     _require(
         len(table),
@@ -244,7 +227,17 @@ def _with_times(
     late = int((table[START] > table[STOP]).sum())
     fix = "correct them: a row is known at its start, and its event happens later"
     _require(not late, f"{late:,} rows have {time!r} before {start or 'day 0'!r}", fix=fix)
-    return table.sort_values([SUBJECT, START, STOP], ignore_index=True)
+    table = table.sort_values([SUBJECT, START, STOP], ignore_index=True)
+    return whole, table, *_read_events(table[event], given, interest)
+
+
+def _require(met: Any, what: str, *, fix: str) -> None:
+    """Refuse the table unless a condition is met."""
+    if not met:
+        raise EhrseqError(what, where="frame", fix=fix)
+
+
+# --------------------------------------------------------------------------------------------- times
 
 
 def _moments(column: pd.Series, unit: str | None) -> pd.Series:
@@ -300,7 +293,21 @@ def _read_events(
     events = [value for value in present if value not in _CENSORED]
     number = f"{cells.name}_"
     names = {v: v if isinstance(v, str) else f"{number}{v}".removesuffix("_1") for v in events}
-    shown, fix = _advice(values, names)
+    column, counts, few = values.name, values.value_counts(), f"<{SMALLEST_COUNT}"
+    each = [f"{v!r} ({n if n >= SMALLEST_COUNT else few} rows)" for v, n in counts.items()]
+    shown = f"{column!r} has the values {', '.join(each)}"
+    fix = (
+        f"write event={ {column: dict(names) or {1: 'death'}} }, the event of interest first; a value that is left out "
+        f"is censored"
+    )
+    if len(counts) > _MOST_VALUES:
+        shown = f"{column!r} has {len(counts):,} different values"
+        fix = "name a column of a few values, such as 0 and 1"
+    elif set(counts.index) == {1, 2}:
+        one, both = {column: {2: "death"}}, {column: {2: "death", 1: "transplant"}}
+        fix = f"write event={one} if 1 is censored, as in R's survival data, or event={both} if 1 competes"
+    elif 0 < len(names) < len(counts):
+        fix = f"{fix}; or interest={next(iter(names))!r} if each of these is an event"
     if given is None:
         usual = len(events) < 2 and set(events) <= set(_EVENTS)
         someone_is_censored = len(events) < values.nunique(dropna=False)
@@ -313,25 +320,6 @@ def _read_events(
     first = [cause for value, cause in causes.items() if _value(interest) in (value, _value(cause))]
     _require(causes and (first or interest is None), f"{shown}: nobody has the event", fix=fix)
     return values.map(causes), list(dict.fromkeys([*first, *causes.values()]))
-
-
-def _advice(values: pd.Series, names: Mapping[Any, str]) -> tuple[str, str]:
-    """The values of the column of events with their counts, and how to say what they mean."""
-    column, counts, few = values.name, values.value_counts(), f"<{SMALLEST_COUNT}"
-    if len(counts) > _MOST_VALUES:
-        fix = "name a column of a few values, such as 0 and 1"
-        return f"{column!r} has {len(counts):,} different values", fix
-    shown = [f"{v!r} ({n if n >= SMALLEST_COUNT else few} rows)" for v, n in counts.items()]
-    fix = (
-        f"write event={ {column: dict(names) or {1: 'death'}} }, the event of interest first; a value that is left out "
-        f"is censored"
-    )
-    if set(counts.index) == {1, 2}:
-        one, both = {column: {2: "death"}}, {column: {2: "death", 1: "transplant"}}
-        fix = f"write event={one} if 1 is censored, as in R's survival data, or event={both} if 1 competes"
-    elif 0 < len(names) < len(counts):
-        fix = f"{fix}; or interest={next(iter(names))!r} if each of these is an event"
-    return f"{column!r} has the values {', '.join(shown)}", fix
 
 
 def _doubts(

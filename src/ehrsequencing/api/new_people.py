@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ehrsequencing.api.data import data_config, meds_folder, task_of
+from ehrsequencing.api.data import as_settings, meds_folder, task_of
 from ehrsequencing.api.progress import bar, stages
-from ehrsequencing.config import DataConfig, DriftConfig, validated
+from ehrsequencing.config import DataConfig, DriftConfig
 from ehrsequencing.core.outputs import METRICS_FILE, MONITOR, output_file, refuse_existing
 from ehrsequencing.core.text import day_of
 from ehrsequencing.prediction.drift import Drift, compare_data
@@ -49,17 +49,10 @@ def drift(
         >>> found.is_alarm, found.verdict
         (False, 'No alarm: these people are like the training people.')
     """
-    beyond = _limits(limits, "drift, limits")
+    beyond = as_settings(DriftConfig, limits, "drift, limits")
     known = opened(run)
     with meds_folder(data) as folder, bar("reading the records", show=progress) as tick:
-        return compare_data(known, folder, data_config(facts), beyond, tick)
-
-
-def _limits(limits: Mapping[str, Any] | DriftConfig | None, where: str) -> DriftConfig | None:
-    """Limits of drift as settings."""
-    if limits is None or isinstance(limits, DriftConfig):
-        return limits
-    return validated(DriftConfig, limits, where=where)
+        return compare_data(known, folder, as_settings(DataConfig, facts), beyond, tick)
 
 
 def monitor(
@@ -103,7 +96,7 @@ def monitor(
     from ehrsequencing.evaluation.monitor import monitor as watch
     from ehrsequencing.reporting.monitor_page import prometheus, render_monitor
 
-    beyond = _limits(limits, "monitor, limits")
+    beyond = as_settings(DriftConfig, limits, "monitor, limits")
     known = opened(run)
     pages = {Path(path): kind for path, kind in ((out, MONITOR), (metrics, METRICS_FILE)) if path}
     for path, kind in pages.items():
@@ -115,7 +108,7 @@ def monitor(
             Journal(Path(journal), key),
             by=[by] if isinstance(by, str) else by,
             lag_days=day_of(lag, where="lag"),
-            facts=data_config(facts),
+            facts=as_settings(DataConfig, facts),
             limits=beyond,
             progress=tick,
         )

@@ -1,11 +1,10 @@
 """Tables and figures for a paper. A figure is drawn into `ax`, or into new axes, in the report's colours."""
 
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 import pandas as pd
@@ -15,12 +14,13 @@ from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.disclosure import TOO_FEW
 from ehrsequencing.core.elsewhere import Hinted
 from ehrsequencing.core.errors import EhrseqError, install
+from ehrsequencing.core.text import day_of
 from ehrsequencing.metrics.registry import in_columns, taken
 from ehrsequencing.prediction.prediction_file import Risks
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.reporting.figures import group_names
 from ehrsequencing.reporting.wording import with_interval
-from ehrsequencing.results.result_types import PlaceRow
+from ehrsequencing.results.result_types import MetricRow, PlaceRow, Shared, place_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as Axes
@@ -72,13 +72,6 @@ def _latex(text: object) -> str:
     return "".join(f"\\{c}" if c in "%&_#${}" else c for c in plain).replace("<", "$<$")
 
 
-def warn_of_few(table: PaperTable) -> None:
-    """Warn, two calls up, where a table has no number, and say how to get some."""
-    if table.frame.eq(TOO_FEW).all(axis=None):
-        remedy = "eh.evaluate(run, splits=25) divides, trains and evaluates again and again"
-        warnings.warn(f"{TOO_FEW}: {remedy}", stacklevel=4)
-
-
 def accuracy_table(
     result: Mapping[str, Any], place: Mapping[str, Any], *, title: str
 ) -> PaperTable:
@@ -103,6 +96,73 @@ def accuracy_table(
                     own[metric.name] = shown if row["value"] is not None else row["reason"] or shown
     frame = pd.DataFrame.from_dict(cells, orient="index").fillna("")
     return PaperTable(frame, f"Accuracy of each model for {title}, {of}")
+
+
+# ---- the rows of `metrics.json` as a frame ---------------------------------------------------------------------------
+
+
+AnyRow = TypeVar("AnyRow", bound=Mapping[str, Any])
+_ORDER = (
+    "landmark",
+    "cause",
+    "horizon",
+    "horizon_days",
+    "metric",
+    "value",
+    "low",
+    "high",
+    "subjects",
+    "events",
+    "reason",
+)
+
+
+def long_table(rows: Sequence[MetricRow[int | str]], first: str) -> pd.DataFrame:
+    """Long rows of `metrics.json` as a frame; `first` is what the column of models is called."""
+    table = pd.DataFrame([dict(row) for row in rows], columns=[*MetricRow.__annotations__])
+    everywhere = {"landmark": "all prediction times", "horizon": "all horizons"}
+    for key, text in everywhere.items():
+        days = table[f"{key}_days"]
+        table[key] = [text if pd.isna(day) else format_days(day) for day in days]
+    numbers = ["horizon_days", "value", "low", "high"]
+    table[numbers] = table[numbers].astype(np.float64)
+    for key in ("subjects", "events"):
+        if any(isinstance(count, str) for count in table[key]):
+            table[key] = [None if pd.isna(count) else str(count) for count in table[key]]
+    table = table.rename(columns={"model": first})
+    return table[[first, *_ORDER]]
+
+
+def main_c(result: Shared) -> str:
+    """C of the first cause at the main landmark and horizon, with its interval."""
+    cause, horizon = result["causes"][0], result["main"]["horizon_days"]
+    place = (result["models"][0], result["main"]["landmark_days"], cause, horizon, "c")
+    rows = (
+        row for row in result["metrics"] if (row["model"], *place_of(row), row["metric"]) == place
+    )
+    row = next(rows, None)
+    if row is None or row["value"] is None:
+        why = row and row["reason"]
+        return f"{why or 'undefined'} for {cause} by {format_days(horizon)}"
+    limits = "" if row["low"] is None else f" ({row['low']:.2f} to {row['high']:.2f})"
+    return f"{row['value']:.2f}{limits} for {cause} by {format_days(horizon)}"
+
+
+def known_day(what: str, given: str | float, known: Sequence[float]) -> float:
+    """A landmark or horizon in days, which must be one that was evaluated."""
+    days = day_of(given, where=what)
+    if not any(abs(days - one) < 1e-9 for one in known):
+        raise EhrseqError(
+            f"{format_days(days)} was not evaluated",
+            where=what,
+            fix=f"use one of {', '.join(map(format_days, known))}",
+        )
+    return days
+
+
+def rows_at(rows: Sequence[AnyRow], *, landmark: float, cause: str, horizon: float) -> list[AnyRow]:
+    """The rows of one landmark, cause and horizon."""
+    return [row for row in rows if place_of(row) == (landmark, cause, horizon)]
 
 
 # ---- figures with matplotlib -----------------------------------------------------------------------------------------
@@ -131,19 +191,23 @@ def axes(ax: "Axes | None", *, width: float = 6.4, height: float = 3.6) -> "Axes
     return pyplot.subplots(figsize=(width, height), layout="constrained")[1]
 
 
-def _finish(ax: "Axes", *, x: str, y: str, title: str = "") -> "Axes":
+def _finish(ax: "Axes", *, x: str, y: str, title: str = "", x_is_share: bool = False) -> "Axes":
     """Labels, percent, a legend, and no frame at the top and on the right."""
     from matplotlib import ticker
 
     ax.set_xlabel(x)
     ax.set_ylabel(y)
-    ax.set_title(title, fontsize="medium", loc="left")
     percent = ticker.FuncFormatter(lambda share, _: f"{100 * share:.3g}%")
     ax.yaxis.set_major_formatter(percent)
+    if x_is_share:
+        ax.xaxis.set_major_formatter(percent)
+        ax.locator_params(axis="x", nbins=6)
     ax.spines[["top", "right"]].set_visible(False)
-    if labels := ax.get_legend_handles_labels()[1]:  # above the axes, where no curve is
+    lines, pad = -(-len(ax.get_legend_handles_labels()[1]) // 2), None
+    if lines:  # above the axes, where no curve is
         ax.legend(frameon=False, fontsize="small", loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
-        ax.set_title(title, fontsize="medium", loc="left", pad=10 + 14 * -(-len(labels) // 2))
+        pad = 10 + 14 * lines
+    ax.set_title(title, fontsize="medium", loc="left", pad=pad)
     return ax
 
 
@@ -238,10 +302,7 @@ def calibration(rows: Sequence[PlaceRow], *, title: str, ax: "Axes | None" = Non
         edges, shares = bars["edges"], _numbers(bars, "shares")
         high = 0.15 * top * shares / np.nanmax(shares, initial=1e-9)
         ax.bar(edges[:-1], high, np.diff(edges), align="edge", color=COLOURS[0], alpha=0.3, lw=0)
-    _finish(ax, x="predicted risk", y="observed risk", title=title)
-    ax.xaxis.set_major_formatter(ax.yaxis.get_major_formatter())
-    ax.locator_params(axis="x", nbins=6)
-    return ax
+    return _finish(ax, x="predicted risk", y="observed risk", title=title, x_is_share=True)
 
 
 def _curves(ax: Any, rows: Sequence[Row], x: str, y: str) -> None:
@@ -273,10 +334,8 @@ def decision(rows: Sequence[PlaceRow], *, title: str, ax: "Axes | None" = None) 
         best, top = (np.nanmax(np.r_[*some], initial=1e-9) for some in (drawn[1:2], drawn))
         ax.set_ylim(-0.12 * best, 1.1 * top)
     ax.axhline(0.0, color=GREY, lw=1)
-    _finish(ax, x="act from a risk of", y="net benefit per person", title=title)
-    ax.xaxis.set_major_formatter(ax.yaxis.get_major_formatter())
-    ax.locator_params(axis="x", nbins=6)
-    return ax
+    x, y = "act from a risk of", "net benefit per person"
+    return _finish(ax, x=x, y=y, title=title, x_is_share=True)
 
 
 def incidence(row: PlaceRow, *, title: str, ax: "Axes | None" = None) -> "Axes":

@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import ArrayLike
 
 from ehrsequencing.api import paper
-from ehrsequencing.api.data import data_config, events_table, meds_folder, times
+from ehrsequencing.api.data import as_settings, events_table, meds_folder, times
 from ehrsequencing.api.progress import bar
 from ehrsequencing.config import DataConfig, format_days
 from ehrsequencing.core.arrays import Floats
@@ -54,7 +54,7 @@ def opened(
 ) -> Iterator[NewRecords]:
     """Records that a run is asked about: a folder of MEDS data, or a frame of MEDS rows."""
     with meds_folder(data) as folder, bar(label, show=show) as tick:
-        yield NewRecords(run, folder, data_config(facts), tick)
+        yield NewRecords(run, folder, as_settings(DataConfig, facts), tick)
 
 
 def risk_column(cause: str, horizon_days: float | None) -> str:

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -29,6 +28,7 @@ BAR_AFTER, LINE_EVERY = 2.0, 15.0  # seconds
 # control sequences of a terminal: CSI, OSC, then all others
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
 _bars: list[Callable[[str], None]] = []  # the last one prints a line above the bar that is shown
+_logs: list[TextIO] = []  # files that get every line
 
 
 def plain(text: str) -> str:
@@ -44,15 +44,7 @@ def plain(text: str) -> str:
     )
 
 
-@dataclass
-class Log:
-    """Which lines get their time and level: those on stderr, and those in a file."""
-
-    stamps: bool = False
-    file: TextIO | None = None
-
-
-log = Log()  # of the command that runs
+stamps = False  # whether lines on stderr get their time and level
 
 
 def print_line(text: str, *, err: bool = True, level: str = "INFO", show: bool = True) -> None:
@@ -63,14 +55,14 @@ def print_line(text: str, *, err: bool = True, level: str = "INFO", show: bool =
     line = plain(text)
     stamp = f"{datetime.now().astimezone().isoformat(timespec='seconds')} {level} "
     stamped = stamp + line.replace("\n", f"\n{stamp}")
-    if log.file is not None:
-        print(stamped, file=log.file, flush=True)
+    for file in _logs:
+        print(stamped, file=file, flush=True)
     if not show:
         return
     if _bars and (err or sys.stdout.isatty()):
         _bars[-1](line)
     elif err:
-        print(stamped if log.stamps else line, file=sys.stderr, flush=True)
+        print(stamped if stamps else line, file=sys.stderr, flush=True)
     else:
         print(line, flush=True)
 
@@ -85,18 +77,17 @@ def logged(path: Path | None) -> Iterator[None]:
     if path is None:
         yield
         return
-    if path.exists() and not (path.is_file() and _is_log(path)):
-        raise EhrseqError("is there already, and no log", where=str(path), fix="name another file")
-    with path.open("a", encoding="utf-8", errors="backslashreplace") as log.file:
+    with path.open("a+", encoding="utf-8", errors="backslashreplace") as file:
+        file.seek(0)
+        if not re.match(r"$|\d{4}-\d\d-\d\dT", file.readline(20)):
+            raise EhrseqError(
+                "is there already, and no log", where=str(path), fix="name another file"
+            )
+        _logs.append(file)
         try:
             yield
         finally:
-            log.file = None
-
-
-def _is_log(path: Path) -> bool:
-    with path.open("rb") as file:
-        return re.match(rb"$|\d{4}-\d\d-\d\dT", file.readline(20)) is not None
+            _logs.remove(file)
 
 
 class Work:

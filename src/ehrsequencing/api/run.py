@@ -10,9 +10,9 @@ import pandas as pd
 
 from ehrsequencing.api import paper
 from ehrsequencing.api.cox import cox_of_run
-from ehrsequencing.api.data import PreparedData, data_config, meds_folder
+from ehrsequencing.api.data import PreparedData, as_settings, meds_folder
 from ehrsequencing.api.evaluation import EvaluationResult
-from ehrsequencing.api.long_table import main_c
+from ehrsequencing.api.paper import main_c
 from ehrsequencing.api.predictions import (
     attention_table,
     draw_subject,
@@ -318,7 +318,7 @@ class TrainedRun(Hinted, Answering, Run):
         refuse_existing(page, EXPLORER, overwrite=overwrite)
         with meds_folder(data) as folder, bar("exploring", show=progress) as tick:
             refuse_overlap(page, folder, self.folder)
-            records = NewRecords(self, folder, data_config(facts))
+            records = NewRecords(self, folder, as_settings(DataConfig, facts))
             gathered = collect(records, settings, force=force, progress=tick, say=tell)
             write_page(gathered, page, overwrite=overwrite)
         return gathered

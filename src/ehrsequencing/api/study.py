@@ -316,8 +316,14 @@ def run_demo(
 
     # a model this small gains little from a second thread, and loses much on a busy machine
     torch.set_num_threads(1)
-    refuse_another_demo(out, subjects=subjects, seed=seed)
     data = out / "data"
+    wanted = {**SIMULATION.facts, **simulation_facts(subjects, seed, "held_out", WORLD)}
+    manifest = read_json(data / MANIFEST) if is_json_of(data / MANIFEST, SIMULATION) else {}
+    is_empty = not out.exists() or (out.is_dir() and not entries(out))
+    if not is_empty and not wanted.items() <= manifest.items():
+        raise EhrseqError(
+            "holds something else", where=str(out), fix="name another folder with --out"
+        )
     if not (data / MANIFEST).is_file():
         say(f"0/5  simulating {subjects:,} patients, whose true risks are known")
         world = WORLD.model_dump(exclude_defaults=True)
@@ -331,18 +337,6 @@ def run_demo(
     for line in summary(metrics, subjects=subjects):
         say(line)
     return metrics
-
-
-def refuse_another_demo(out: Path, *, subjects: int, seed: int) -> None:
-    """Refuse a folder that holds anything but this demo, complete or interrupted."""
-    wanted = {**SIMULATION.facts, **simulation_facts(subjects, seed, "held_out", WORLD)}
-    manifest = out / "data" / MANIFEST
-    if is_json_of(manifest, SIMULATION) and wanted.items() <= read_json(manifest).items():
-        return
-    if out.exists() and (not out.is_dir() or entries(out)):
-        raise EhrseqError(
-            "holds something else", where=str(out), fix="name another folder with --out"
-        )
 
 
 def summary(metrics: Shared, *, subjects: int) -> list[str]:

@@ -323,7 +323,7 @@ def _may_resume(study: StudyConfig, out: Path, loss: "LossFunction | None") -> b
         EhrseqError: It holds something, and a part of the model or its loss is declared outside of this package.
     """
     name = study.model.visit_encoder
-    is_own = visit_encoder.is_own(name) or loss is not None
+    is_own = name not in visit_encoder.modules or loss is not None
     if is_own and out.is_dir() and any(out.iterdir()):
         part = f"visit_encoder={name}" if loss is None else "the loss"
         raise EhrseqError(

@@ -74,24 +74,17 @@ class SubjectLoader:
         self.cost: Ints = self.n_visits + self.n_queries
         # copies of each subject: one for each query that lies in a visit
         self.n_copies = np.zeros(len(timelines), dtype=np.int64)
-        if queries:
-            self._count_copies()
+        copies = np.flatnonzero(rows.unfinished_codes)
+        if queries and len(copies):  # the subject itself then needs only what other rows see
+            owner = np.searchsorted(offsets, copies, side="right") - 1
+            np.add.at(self.n_copies, owner, 1)
+            np.add.at(self.cost, owner, rows.visits_before[copies] + 1)
+            seen = np.where(rows.unfinished_codes, 0, rows.visits_before)
+            seen_by_others = np.maximum.reduceat(seen, offsets[self.subjects])
+            self.cost[self.subjects] += seen_by_others - self.n_visits[self.subjects]
+            self.n_visits[self.subjects] = seen_by_others
         if not queries:
             self.subjects = self.subjects[self.n_visits[self.subjects] > 0]
-
-    def _count_copies(self) -> None:
-        """Queries that lie in a visit have copies of their own; the subject itself needs only what other rows see."""
-        rows, offsets = self.rows, self.rows.row_offsets
-        copies = np.flatnonzero(rows.unfinished_codes)
-        if not len(copies):
-            return
-        owner = np.searchsorted(offsets, copies, side="right") - 1
-        np.add.at(self.n_copies, owner, 1)
-        np.add.at(self.cost, owner, rows.visits_before[copies] + 1)
-        seen = np.where(rows.unfinished_codes, 0, rows.visits_before)
-        seen_by_others = np.maximum.reduceat(seen, offsets[self.subjects])
-        self.cost[self.subjects] += seen_by_others - self.n_visits[self.subjects]
-        self.n_visits[self.subjects] = seen_by_others
 
     @classmethod
     def of_model(
@@ -103,18 +96,14 @@ class SubjectLoader:
             EhrseqError: A visit has more codes than this kind of model can relate to one another.
         """
         loader = cls(records, queries=config.head == "horizon", code_types=code_types)
-        if config.relates_codes:
-            loader._refuse_huge_visits()
-        return loader
-
-    def _refuse_huge_visits(self) -> None:
-        """Pooling is linear in a visit's codes; attention among them is not."""
-        timelines = self.timelines
+        if not config.relates_codes:  # pooling is linear in a visit's codes
+            return loader
+        timelines = loader.timelines
         huge = np.flatnonzero(np.diff(timelines.visit_offsets) > MAX_VISIT_CODES)
         subject = np.searchsorted(timelines.subject_offsets, huge, side="right") - 1
-        is_huge = np.any(huge - timelines.subject_offsets[subject] < self.n_visits[subject])
-        if self.n_copies.any():
-            is_huge |= np.max(self.rows.unfinished_codes) > MAX_VISIT_CODES
+        is_huge = np.any(huge - timelines.subject_offsets[subject] < loader.n_visits[subject])
+        if loader.n_copies.any():
+            is_huge |= np.max(loader.rows.unfinished_codes) > MAX_VISIT_CODES
         if is_huge:
             raise EhrseqError(
                 f"a visit has more than {MAX_VISIT_CODES:,} codes, which this model relates each to each",
@@ -122,6 +111,7 @@ class SubjectLoader:
                 fix="use model.architecture=hierarchical with model.visit_encoder=attention, whose cost is linear"
                 " in the codes of a visit, or prepare with finer visits (visits.by=window)",
             )
+        return loader
 
     def __len__(self) -> int:
         return len(self.subjects)
@@ -134,19 +124,24 @@ class SubjectLoader:
         The same for the same seed.
         """
         order = np.random.default_rng([seed, epoch]).permutation(self.subjects)
-        return self._pack(order, visit_budget, most_subjects)
+        return self.groups_in_order(
+            visit_budget=visit_budget, subjects=order, most_subjects=most_subjects
+        )
 
     def in_order(self, *, visit_budget: int, subjects: Ints | None = None) -> Iterator[Step]:
         """Every subject once, in the order of the store, or the given ones in theirs; for prediction."""
         for group in self.groups_in_order(visit_budget=visit_budget, subjects=subjects):
             yield self.collate(group)
 
-    def groups_in_order(self, *, visit_budget: int, subjects: Ints | None = None) -> list[Ints]:
-        """The subjects of each step of `in_order`; arguments as there."""
-        return self._pack(self.subjects if subjects is None else subjects, visit_budget)
-
-    def _pack(self, order: Ints, visit_budget: int, most_subjects: int | None = None) -> list[Ints]:
-        steps: list[Ints] = []
+    def groups_in_order(
+        self,
+        *,
+        visit_budget: int,
+        subjects: Ints | None = None,
+        most_subjects: int | None = None,
+    ) -> list[Ints]:
+        """The subjects of each step of `in_order`; arguments as there, and how many subjects a step has at most."""
+        order, steps = self.subjects if subjects is None else subjects, list[Ints]()
         start, filled, most = 0, 0, most_subjects or len(order)
         for position, cost in enumerate(self.cost[order].tolist()):
             if (filled + cost > visit_budget or position - start == most) and position > start:

@@ -117,17 +117,6 @@ def pack_flat(codes: Tensor, ages: Tensor, visit_ids: Tensor, mask: Tensor) -> d
     }
 
 
-def pad_codes(per_code: Tensor, visit_offsets: Tensor, visit_of_code: Tensor) -> Tensor:
-    """Results of codes, (K, ...) → (N, C, ...) with 0 in pads; C is the most codes of a visit."""
-    n_visits = len(visit_offsets) - 1
-    most = int(visit_offsets.diff().max()) if n_visits else 0
-    rank = torch.arange(len(per_code), device=per_code.device) - visit_offsets[:-1][visit_of_code]
-    trailing = per_code.shape[1:]
-    slots = per_code.new_zeros(n_visits * most, *trailing)
-    filled = slots.index_copy(0, visit_of_code * most + rank, per_code)
-    return filled.view(n_visits, most, *trailing)
-
-
 def as_mask(mask: Tensor, name: str) -> Tensor:
     """A mask as bool.
 

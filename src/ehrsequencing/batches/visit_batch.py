@@ -25,7 +25,6 @@ from ehrsequencing.batches.padded import (
     described,
     pack_flat,
     pack_padded,
-    pad_codes,
 )
 from ehrsequencing.core.elsewhere import Hinted
 
@@ -148,11 +147,6 @@ class VisitBatch(Hinted):
     def codes_per_visit(self) -> Tensor:
         """(N,) number of codes of each visit."""
         return self.visit_offsets.diff()
-
-    @cached_property
-    def visits_per_subject(self) -> Tensor:
-        """(S,) number of visits of each subject, queries included."""
-        return self.subject_offsets.diff()
 
     @cached_property
     def visit_of_code(self) -> Tensor:
@@ -288,7 +282,10 @@ class VisitBatch(Hinted):
         if self.padded_shape is not None and self.slots is not None:
             shape, slots = self.padded_shape, self.slots
         else:
-            shape = (self.n_subjects, int(self.visits_per_subject.max()) if self.n_subjects else 0)
+            shape = (
+                self.n_subjects,
+                int(self.subject_offsets.diff().max()) if self.n_subjects else 0,
+            )
             rows = torch.arange(self.n_visits, device=self.codes.device)
             slots = rows + (
                 self.subject_of_visit * shape[1] - self.subject_offsets[:-1][self.subject_of_visit]
@@ -309,7 +306,13 @@ class VisitBatch(Hinted):
         if per_code.dim() == 0 or per_code.shape[0] != self.n_codes:
             expected = f"{self.n_codes} rows, one a code"
             raise bad_field(expected, described(per_code), where="per_code")
-        return self.to_padded(pad_codes(per_code, self.visit_offsets, self.visit_of_code))
+        most = int(self.codes_per_visit.max()) if self.n_visits else 0
+        rank = torch.arange(self.n_codes, device=per_code.device)
+        rank = rank - self.visit_offsets[:-1][self.visit_of_code]
+        shape = self.n_visits, most, *per_code.shape[1:]
+        slots = per_code.new_zeros(shape).flatten(0, 1)
+        filled = slots.index_copy(0, self.visit_of_code * most + rank, per_code)
+        return self.to_padded(filled.view(shape))
 
     def padded(self) -> PaddedVisits:
         """The visits as padded tensors, for a network of one's own; `from_padded(*batch.padded())` packs them again."""

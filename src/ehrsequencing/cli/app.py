@@ -44,9 +44,14 @@ class Panels(TyperGroup):
         known, name = self.list_commands(ctx), str(args[0])
         if name in known or name.startswith("-"):
             return super().resolve_command(ctx, args)
-        from ehrsequencing.core.elsewhere import right_command
+        from difflib import get_close_matches
 
-        way = right_command(name, known)
+        from ehrsequencing.core.elsewhere import right_way
+
+        close = [f"ehrseq {one}" for one in get_close_matches(name, known, n=1, cutoff=0.75)]
+        others = ("EvaluationResult", "ehrsequencing", "TrainedRun")
+        ways = [right_way("commands", name), *close, *(right_way(one, name) for one in others)]
+        way = next(filter(None, ways), "")
         raise UsageError(f"There is no command {name!r}" + (f": use {way}" if way else ""), ctx)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:

@@ -364,7 +364,7 @@ def _parameter(name: str, option: Option) -> inspect.Parameter:
     if name == "help_all":
         settings |= {"is_eager": True, "expose_value": False, "callback": _show_everything}
     if name == "overrides":
-        settings |= {"show_default": False, "autocompletion": _settings_like}
+        settings |= {"show_default": False}
     if option.is_word:
         made = typer.Argument(**settings)
     else:
@@ -378,36 +378,12 @@ def _parameter(name: str, option: Option) -> inspect.Parameter:
     )
 
 
-def _settings_like(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Settings that the command uses and that begin like this, for completion in a shell."""
-    from ehrsequencing.config import COMMANDS, StudyConfig, setting_names
-
-    sections = COMMANDS.get(ctx.info_name or "", ())
-    names = [name for name in setting_names(StudyConfig) if name.partition(".")[0] in sections]
-    return [f"{name}=" for name in names if name.startswith(incomplete)]
-
-
-def _name_setting(option: str) -> None:
-    """Answer an unknown option: by the right one, or by the setting of its name."""
-    from ehrsequencing.core.elsewhere import right_way
-
-    if way := right_way("options", option):
-        say(f"Use {way}.", err=True)
-        return
-    from ehrsequencing.config import StudyConfig, settings_named
-
-    near = settings_named(StudyConfig, option.strip("-").replace("-", "_"))
-    if near:
-        settings = " or ".join(f"{name}=…" for name in near)
-        say(f"It is a setting: write {settings}, without dashes.", err=True)
-
-
 def run(app: typer.Typer) -> None:
     """Run the command line so that every character can be printed, and only a leak has exit code 1."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
-    progress.log.stamps = not sys.stderr.isatty()
+    progress.stamps = not sys.stderr.isatty()
     raise_at_signals()
     try:
         app(prog_name="ehrseq")
@@ -418,8 +394,16 @@ def run(app: typer.Typer) -> None:
             what = stop.__context__.format_message()
             parts = {"what": what, "where": "", "fix": "see ehrseq --help"}
             typer.echo(Output(error=parts).as_json(USER_ERROR))
-        if option := getattr(stop.__context__, "option_name", ""):
-            _name_setting(str(option))
+        if option := str(getattr(stop.__context__, "option_name", "")):
+            from ehrsequencing.config import StudyConfig, settings_named
+            from ehrsequencing.core.elsewhere import right_way
+
+            near = settings_named(StudyConfig, option.strip("-").replace("-", "_"))
+            if way := right_way("options", option):
+                say(f"Use {way}.", err=True)
+            elif near:
+                settings = " or ".join(f"{name}=…" for name in near)
+                say(f"It is a setting: write {settings}, without dashes.", err=True)
         if stop.code != 1 or isinstance(stop.__context__, typer.Exit):
             raise
         if isinstance(

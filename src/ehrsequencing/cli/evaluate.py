@@ -46,7 +46,6 @@ def evaluate(
     command = "evaluate --data" if external else "evaluate"
     opened, study = open_run(run, command, settings, config, data=None if redraw else data)
     from ehrsequencing.api.evaluate import evaluate as evaluate_run, redraw as redraw_report
-    from ehrsequencing.config import load_study
     from ehrsequencing.prediction.run import AUDIT
     from ehrsequencing.reporting.pages import outcome_lines
     from ehrsequencing.reporting.scores import Scores
@@ -64,7 +63,7 @@ def evaluate(
         page = redraw_report(run, tripod=study.evaluation.tripod)
         finish(wrote={"report": page}, then=["predict", run, "DATA"])
         return
-    given |= dict(load_study(config, settings, evaluation=opened.study.evaluation).evaluation)
+    given |= study.evaluation.model_dump(exclude_unset=True)
     given |= {"facts": study.data if external else None, "progress": shown(), "say": remark}
     evaluated = evaluate_run(opened, data=data, **given)
     say("\n".join(metric_lines(evaluated.result)))
@@ -101,7 +100,13 @@ def audit(run: Path, allow: Sequence[str] | None, **given: Any) -> None:
     from ehrsequencing.reporting.terminal import audit_lines
 
     open_run(run)
-    given["allow"] = dict(_allowed(one) for one in allow or ())
+    given["allow"] = {}
+    for text in allow or ():
+        code, _, reason = text.rpartition("=")
+        if not code or not reason.strip():
+            what, fix = "names no code with its reason", "write CODE=REASON"
+            raise EhrseqError(what, where=f"--allow {text}", fix=fix)
+        given["allow"][code] = reason.strip()
     findings = audit_run(run, progress=shown(), **given)
     result, line = findings.attrs["audit"], findings.attrs["report"]
     say("\n".join(audit_lines(result)))
@@ -117,15 +122,6 @@ def audit(run: Path, allow: Sequence[str] | None, **given: Any) -> None:
     if leaks:
         warn(f"{run} leaks: {', '.join(leaks)}")
         raise typer.Exit(1)
-
-
-def _allowed(text: str) -> tuple[str, str]:
-    code, _, reason = text.rpartition("=")
-    if not code or not reason.strip():
-        raise EhrseqError(
-            "names no code with its reason", where=f"--allow {text}", fix="write CODE=REASON"
-        )
-    return code, reason.strip()
 
 
 def score(

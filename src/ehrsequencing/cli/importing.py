@@ -71,7 +71,17 @@ def _command(reader: "Reader") -> Any:
         out = named or out
         if out is None:
             raise EhrseqError("is missing", where="OUT", fix="name the folder to make after SOURCE")
-        _refuse_database(out)
+        # a database's URL is not repeated, since it may hold a password
+        if re.match(r"[A-Za-z][A-Za-z0-9+]*:/", str(out)) or "password=" in str(out):
+            raise EhrseqError(
+                "is a database, not a folder", where="OUT", fix="name SOURCE first, then OUT"
+            )
+        if out.is_file():
+            raise EhrseqError(
+                "is a file, not a folder to make",
+                where=str(out),
+                fix="one command reads one source: join several tables into one file, then name OUT",
+            )
         settings = dict(load_import(overrides or ()))
         if map is not None:
             settings["map"] = map
@@ -110,17 +120,3 @@ def _write_draft(files: list[Path], out: Path | None) -> None:
     write_bytes(path, text.encode())
     say(text)
     finish(wrote={"map": path}, then=["import", "csv", files[0].parent, "--map", path, "meds"])
-
-
-def _refuse_database(out: Path) -> None:
-    """Refuse a database's URL as the output, without repeating it, since it may hold a password."""
-    if re.match(r"[A-Za-z][A-Za-z0-9+]*:/", str(out)) or "password=" in str(out):
-        raise EhrseqError(
-            "is a database, not a folder", where="OUT", fix="name SOURCE first, then OUT"
-        )
-    if out.is_file():
-        raise EhrseqError(
-            "is a file, not a folder to make",
-            where=str(out),
-            fix="one command reads one source: join several tables into one file, then name OUT",
-        )

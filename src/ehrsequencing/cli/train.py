@@ -101,25 +101,17 @@ def kept_epochs(run: Path) -> tuple[list[str], dict[str, Any]]:
         "parameters": manifest.get("parameters"),
     }
     for cause, weight in manifest.get("blend", {}).get("weight_of_network", {}).items():
-        lines.append(f"blend for {cause}: {weight_in_words(weight)}")
-    return lines, epochs
-
-
-def weight_in_words(weight: float) -> str:
-    """What a network's weight in a blend means.
-
-    >>> weight_in_words(0.64)
-    'network 64 %, trees and Cox 36 %'
-    >>> weight_in_words(0.02)
-    'trees and Cox answer almost alone (network 2 %)'
-    """
-    if weight < NEARLY_NOTHING:
-        return f"trees and Cox answer almost alone (network {weight:.0%})".replace("%", " %")
-    if weight > 1 - NEARLY_NOTHING:
-        return f"the network answers almost alone (trees and Cox {1 - weight:.0%})".replace(
-            "%", " %"
+        network, others = (
+            f"network {100 * weight:.0f} %",
+            f"trees and Cox {100 - 100 * weight:.0f} %",
         )
-    return f"network {100 * weight:.0f} %, trees and Cox {100 - 100 * weight:.0f} %"
+        words = f"{network}, {others}"
+        if weight < NEARLY_NOTHING:
+            words = f"trees and Cox answer almost alone ({network})"
+        if weight > 1 - NEARLY_NOTHING:
+            words = f"the network answers almost alone ({others})"
+        lines.append(f"blend for {cause}: {words}")
+    return lines, epochs
 
 
 def pretrain(

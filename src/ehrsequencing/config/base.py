@@ -58,7 +58,7 @@ def check_date(text: str | None) -> None:
         raise ValueError(f"{text!r} is not an ISO date such as 2015-01-01") from None
 
 
-# ---- visit encoders and objectives of pretraining by name ------------------------------------------------------------
+# ---- visit encoders by name ------------------------------------------------------------------------------------------
 
 
 Class = TypeVar("Class", bound=type)
@@ -132,22 +132,11 @@ class Kind:
             )
         return self._classes[name]
 
-    def is_own(self, name: str) -> bool:
-        """Whether a part is declared outside of this package."""
-        return name not in self.modules
-
 
 visit_encoder = Kind(
     "visit_encoder",
     dict.fromkeys(
         ("attention", "bottleneck", "mean", "sum", "scaled_sum", "max", "transformer"),
         "ehrsequencing.models.visit_encoder",
-    ),
-)
-# what pretraining learns; no part of a model
-objective = Kind(
-    "objective",
-    dict.fromkeys(
-        ("masked_codes", "time_to_code"), "ehrsequencing.training.pretraining.objectives"
     ),
 )

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
-from pydantic.fields import FieldInfo
 
 from ehrsequencing.config.base import Settings, SettingsT
-from ehrsequencing.config.study import EvaluationConfig, StudyConfig
+from ehrsequencing.config.study import StudyConfig
 from ehrsequencing.config.task import TaskConfig
 from ehrsequencing.core.elsewhere import right_way
 from ehrsequencing.core.errors import EhrseqError, quoted
@@ -78,28 +77,21 @@ def agreed_tasks(tasks: list[TaskConfig], study: StudyConfig) -> list[TaskConfig
 
 
 def load_study(
-    path: Path | None = None,
-    overrides: Iterable[str] = (),
-    *,
-    evaluation: EvaluationConfig | None = None,
+    path: Path | None = None, overrides: Iterable[str] = (), *, is_of_run: bool = False
 ) -> StudyConfig:
     """Settings from an optional study file, then `section.key=value` overrides.
 
     Args:
         path: The study file.
         overrides: Settings that win over the file.
-        evaluation: Defaults of the section `evaluation`: those that a run records.
+        is_of_run: Whether a finished run has them.
 
     Raises:
         EhrseqError: A setting is unknown, or its value is not allowed.
     """
     where = str(path) if path is not None else "settings"
-    data = without_former(read_yaml(path)) if path is not None else {}
-    data = _overridden(data, overrides)
-    given = data.get("evaluation") or {}
-    if evaluation is not None and isinstance(given, dict):
-        data = {**data, "evaluation": {**evaluation.model_dump(), **given}}
-    study = validated(StudyConfig, data, where=where)
+    data = without_former(read_yaml(path), is_of_run=is_of_run) if path is not None else {}
+    study = validated(StudyConfig, _overridden(data, overrides), where=where)
     if path is None or study.task is None:
         return study
     return study.model_copy(update={"task": _located(study.task, path)})
@@ -114,11 +106,16 @@ FORMER: Mapping[str, Collection[Any]] = {
     "evaluation.trajectories": (None, 0),
     "pretraining.exclude": ("related",),
     "training.bootstrap": (False,),
+    "training.ema": (0.9999,),
     "vocabulary.rollup": ("off",),
 }
+# of these, what a run asked for while it was made: finished, it answers without
+OF_MAKING = ("training.ema", "task.index.cohort_id")
 
 
-def without_former(data: dict[str, Any], section: str = "") -> dict[str, Any]:
+def without_former(
+    data: dict[str, Any], section: str = "", *, is_of_run: bool = False
+) -> dict[str, Any]:
     """The settings of a file without those that have left and asked for nothing.
 
     >>> without_former({"evaluation": {"recalibrate": False, "bootstrap": 9}, "model": {"recalibrate": False}})
@@ -129,8 +126,11 @@ def without_former(data: dict[str, Any], section: str = "") -> dict[str, Any]:
     kept = dict[str, Any]()
     for name, value in data.items():
         whole = f"{section}{name}"
-        if value not in FORMER.get(whole, ()):
-            kept[name] = without_former(value, f"{whole}.") if isinstance(value, dict) else value
+        if value in FORMER.get(whole, ()) or (is_of_run and whole in OF_MAKING):
+            continue
+        if isinstance(value, dict):
+            value = without_former(value, f"{whole}.", is_of_run=is_of_run)
+        kept[name] = value
     return kept
 
 
@@ -200,22 +200,14 @@ def validated(kind: type[SettingsT], data: Mapping[str, Any], *, where: str) -> 
         ) from error
 
 
-def _section(field: FieldInfo) -> type[BaseModel] | None:
-    """The settings that a field holds; None where it is a setting itself."""
-    inner = getattr(field.annotation, "__args__", ()) or (field.annotation,)
-    return next(
-        (kind for kind in inner if isinstance(kind, type) and issubclass(kind, BaseModel)), None
-    )
-
-
 def setting_names(kind: type[BaseModel]) -> list[str]:
     """Every section and setting as people write it, as in `training` and `training.epochs`."""
     names = []
     for name, field in kind.model_fields.items():
         names.append(name)
-        section = _section(field)
-        if section is not None:
-            names += [f"{name}.{inner}" for inner in setting_names(section)]
+        for held in getattr(field.annotation, "__args__", ()) or (field.annotation,):
+            if isinstance(held, type) and issubclass(held, BaseModel):  # a section
+                names += [f"{name}.{inner}" for inner in setting_names(held)]
     return names
 
 
@@ -300,20 +292,18 @@ def refuse_changes(
     Raises:
         EhrseqError: Names the setting, the file and the folder. What is equal or left out is fine.
     """
-    settings = list[tuple[str, Any, Any]]()
-    for section in _OF_PREPARED if settled.task is None else _OF_RUN:
-        if section not in COMMANDS[command]:
-            ours, theirs = getattr(given, section), getattr(settled, section)
-            for key in sorted(ours.model_fields_set):
-                settings.append((f"{section}.{key}", getattr(ours, key), getattr(theirs, key)))
-    for name, ours, theirs in settings:
-        if ours != theirs:
-            shown = [one if isinstance(one, Settings) else repr(one) for one in (ours, theirs)]
-            raise EhrseqError(
-                f"{name} is {shown[0]}, but {by} was made with {shown[1]}",
-                where=str(file or "study"),
-                fix="leave it out, or make that folder again with it",
-            )
+    fixed = _OF_PREPARED if settled.task is None else _OF_RUN
+    for section in (one for one in fixed if one not in COMMANDS[command]):
+        of_both = getattr(given, section), getattr(settled, section)
+        for key in sorted(of_both[0].model_fields_set):
+            ours, theirs = (getattr(one, key) for one in of_both)
+            if ours != theirs:
+                shown = [one if isinstance(one, Settings) else repr(one) for one in (ours, theirs)]
+                raise EhrseqError(
+                    f"{section}.{key} is {shown[0]}, but {by} was made with {shown[1]}",
+                    where=str(file or "study"),
+                    fix="leave it out, or make that folder again with it",
+                )
     if file is not None and given.task is not None and settled.task is not None:
         refuse_other_task(given.task, settled.task, file=file, by=by)
 

@@ -3,14 +3,12 @@
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    AfterValidator,
     AliasChoices,
     BeforeValidator,
     Field,
     model_validator,
 )
 
-from ehrsequencing.config import base as parts
 from ehrsequencing.config.base import Days, Settings, TimeZone, as_list, check_date
 from ehrsequencing.config.model import ModelSettings
 from ehrsequencing.config.task import TaskConfig
@@ -40,9 +38,6 @@ class TrainingConfig(Settings):
     # steps in which the learning rate rises from near 0 to its value
     warmup_steps: int = Field(default=100, ge=0)
     weight_decay: float = Field(default=1.0, ge=0)  # decoupled (AdamW); weight matrices only
-    ema: float = Field(
-        default=0.9999, ge=0, lt=1
-    )  # decay of the averaged weights; 0 = no averaging
     # 32: float32; bf16: bfloat16 autocast, scores of attention in float32
     precision: Literal["32", "bf16"] = "32"
     # stop after so many epochs without a better tuning NLL, warm-up excluded
@@ -69,14 +64,10 @@ def _as_weights(value: object) -> object:
     return dict.fromkeys(names, 1.0) if isinstance(names, list | tuple) else value
 
 
-def _checked(weights: dict[str, float]) -> dict[str, float]:
-    if not weights:
-        raise ValueError(f"name at least one of {', '.join(parts.objective.names)}")
-    return {parts.objective.checked(name): weight for name, weight in weights.items()}
-
-
 Objectives = Annotated[
-    dict[str, Annotated[float, Field(gt=0)]], BeforeValidator(_as_weights), AfterValidator(_checked)
+    dict[Literal["masked_codes", "time_to_code"], Annotated[float, Field(gt=0)]],
+    BeforeValidator(_as_weights),
+    Field(min_length=1),
 ]
 
 
@@ -84,9 +75,7 @@ class PretrainingConfig(Settings):
     """What a model learns from records without labels (docs/pretraining.md)."""
 
     # Name → weight of its loss; a list means weights of 1.
-    objectives: Objectives = Field(
-        default_factory=lambda: {"masked_codes": 1.0, "time_to_code": 1.0}
-    )
+    objectives: Objectives = Field(default={"masked_codes": 1.0, "time_to_code": 1.0})
 
 
 class TransferConfig(Settings):
@@ -231,23 +220,18 @@ class StudyConfig(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _file_dialect(cls, data: Any) -> Any:
-        """A study file of 2.0 may have `dialect:` as its own section; it becomes part of `data`."""
-        if not isinstance(data, dict) or "dialect" not in data:
-            return data
-        facts, dialect = data.get("data") or {}, data["dialect"]
-        if not isinstance(facts, dict) or not isinstance(dialect, dict):
-            raise ValueError("dialect and data must hold settings")
-        return {**{k: v for k, v in data.items() if k != "dialect"}, "data": {**facts, **dialect}}
-
-    @model_validator(mode="before")
-    @classmethod
     def _without_empty_sections(cls, data: Any) -> Any:
-        """An empty section (`visits:` alone) counts as left out."""
+        """An empty section (`visits:` alone) counts as left out; `dialect:` of 2.0 is a part of `data`."""
         if not isinstance(data, dict):
             return data
-        return {
+        given = {
             name: section
             for name, section in data.items()
             if section is not None or name not in cls.model_fields
         }
+        if "dialect" in given:
+            facts, dialect = given.get("data", {}), given.pop("dialect")
+            if not isinstance(facts, dict) or not isinstance(dialect, dict):
+                raise ValueError("dialect and data must hold settings")
+            given["data"] = {**facts, **dialect}
+        return given

@@ -30,7 +30,6 @@ class IndexConfig(Settings):
     date: str | None = None  # the index is the midnight that begins this ISO date
     # index times from elsewhere: MEDS labels, an ACES result, or an OHDSI cohort table
     file: str | None = None
-    cohort_id: int | None = None  # which cohort_definition_id of an OHDSI cohort table
 
     @model_validator(mode="after")
     def _one_kind(self) -> "IndexConfig":
@@ -41,8 +40,6 @@ class IndexConfig(Settings):
             raise ValueError("which belongs to an index by code or file")
         if self.code is None and self.file is None and self.after:
             raise ValueError("after belongs to an index by code or file")
-        if self.cohort_id is not None and self.file is None:
-            raise ValueError("cohort_id belongs to an index by file")
         check_date(self.date)
         return self
 

@@ -59,16 +59,6 @@ def right_way(owner: str, name: str, known: Iterable[str] = ()) -> str:
     return next(iter(get_close_matches(name, list(known), n=1, cutoff=0.85)), "")
 
 
-def right_command(name: str, known: Iterable[str]) -> str:
-    """What to type in the place of a command that is not there: of all tables, the first that has the name."""
-    if way := right_way("commands", name):
-        return way
-    if close := get_close_matches(name, list(known), n=1, cutoff=0.75):
-        return f"ehrseq {close[0]}"
-    owners = ("EvaluationResult", "ehrsequencing", "TrainedRun")
-    return next(filter(None, (right_way(owner, name) for owner in owners)), "")
-
-
 def lacks(owner: str, name: str, known: Iterable[str]) -> str:
     """That a class or a module of the table has no such name, and what to use; Python itself asks for _names."""
     use = "" if name.startswith("_") else right_way(owner, name, known)

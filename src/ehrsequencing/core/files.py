@@ -65,7 +65,11 @@ def temporary_in(place: Path, *, is_folder: bool = False) -> Iterator[Path]:
         place: The folder that it is made in. What killed processes left there is removed first.
         is_folder: Whether to make a folder.
     """
-    _remove_orphans(place)
+    for left in filter(is_temporary, place.glob(".tmp-*.lock")):
+        # a held lock raises Timeout, an OSError
+        with suppress(OSError), FileLock(left, timeout=0):
+            _discard(Path(str(left).removesuffix(".lock")))
+            _discard(left)
     temporary = place / f".tmp-{secrets.token_hex(8)}"
     lock = FileLock(f"{temporary}.lock", mode=0o600)
     _acquire(lock, timeout=-1)
@@ -92,16 +96,6 @@ def _acquire(lock: BaseFileLock, *, timeout: float) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOLCK, errno.ENOTSUP):
             raise
-
-
-def _remove_orphans(folder: Path) -> None:
-    """Remove every temporary in a folder whose lock is free."""
-    for lock in folder.glob(".tmp-*.lock"):
-        if not is_temporary(lock):
-            continue
-        with suppress(OSError), FileLock(lock, timeout=0):  # a held lock raises Timeout, an OSError
-            _discard(Path(str(lock).removesuffix(".lock")))
-            _discard(lock)
 
 
 def _discard(path: Path) -> None:
@@ -256,7 +250,7 @@ def refuse_overlap(out: Path, *inputs: Path) -> None:
         EhrseqError: They overlap.
     """
     for given in inputs:
-        if given.exists() and (_holds(given, out) or _holds(out, given)):
+        if given.exists() and (holds(given, out) or holds(out, given)):
             raise EhrseqError(
                 f"the output overlaps the input {given}",
                 where=str(out),
@@ -264,7 +258,8 @@ def refuse_overlap(out: Path, *inputs: Path) -> None:
             )
 
 
-def _holds(folder: Path, path: Path) -> bool:
+def holds(folder: Path, path: Path) -> bool:
+    """Whether a path is a folder or lies in it; links are followed."""
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
@@ -309,11 +304,6 @@ def write_shareable(path: Path, content: Shareable[Any] | Page) -> None:
     if not isinstance(content, Shareable | Page):
         raise TypeError("a file that may be shared holds what has been redacted")
     write_bytes(path, (content if isinstance(content, Page) else _as_json(content)).encode())
-
-
-def read_shareable(path: Path) -> Shareable[Any]:
-    """Read what `write_shareable` wrote; errors as of `read_json`."""
-    return Shareable(read_json(path))
 
 
 def write_settings(path: Path, settings: BaseModel, *, only: set[str] | None = None) -> None:

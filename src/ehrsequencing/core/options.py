@@ -93,8 +93,8 @@ SHARED = {
 OPTIONS: dict[str, dict[str, Option]] = {
     "demo": {
         "out": Option(Path, "Folder to make", Path("demo")),
-        "subjects": Option(int, "Simulated subjects", 3000),
-        "seed": Option(int, "Seed of simulation and training", 0),
+        "subjects": Option(int, "Simulated subjects", 3000, least=1),
+        "seed": Option(int, "Seed of simulation and training", 0, least=0),
     },
     "run": {
         "data": DATA,
@@ -108,8 +108,8 @@ OPTIONS: dict[str, dict[str, Option]] = {
     "simulate": {
         "out": Option(Path, "Folder to make", ..., is_word=True),
         "overrides": settings("pairs=12"),
-        "subjects": Option(int, "How many subjects", 4000),
-        "seed": Option(int, "Seed", 0),
+        "subjects": Option(int, "How many subjects", 4000, least=1),
+        "seed": Option(int, "Seed", 0, least=0),
         "overwrite": OVERWRITE,
         "truth": Option(
             str,

@@ -151,21 +151,20 @@ def refuse_existing(out: Path, kind: Kind, *, overwrite: bool = False) -> None:
             fix=f"name another output, or add --overwrite, which replaces {kind.what}"
             + (" that nobody has changed" if out.is_dir() else ""),
         )
-    if why := (_why_foreign_folder if out.is_dir() else _why_foreign_file)(out, kind):
+    says, why = b"", None
+    if out.is_dir():
+        why = _why_foreign_folder(out, kind)
+    else:
+        # Parquet names its kind in its metadata, and another file has a mark at its beginning
+        with suppress(OSError, pa.ArrowException):
+            if out.suffix == ".parquet":
+                says = (pq.read_schema(out).metadata or {}).get(KIND_NOTE, b"")
+            else:
+                says = pa.input_stream(out).read(_LOOKED_AT)
+        if says != kind.name.encode() and not any(mark in says for mark in kind.marks):
+            why = f"is not {kind.what} that ehrseq wrote"
+    if why is not None:
         raise EhrseqError(why, where=str(out), fix=fix)
-
-
-def _why_foreign_file(path: Path, kind: Kind) -> str | None:
-    """Parquet names its kind in its metadata, and another file has a mark at its beginning."""
-    says = b""
-    with suppress(OSError, pa.ArrowException):
-        if path.suffix == ".parquet":
-            says = (pq.read_schema(path).metadata or {}).get(KIND_NOTE, b"")
-        else:
-            says = pa.input_stream(path).read(_LOOKED_AT)
-    if says == kind.name.encode() or any(mark in says for mark in kind.marks):
-        return None
-    return f"is not {kind.what} that ehrseq wrote"
 
 
 def _why_foreign_folder(folder: Path, kind: Kind) -> str | None:
@@ -247,23 +246,18 @@ def complete_folder(folder: Path, kind: Kind, *, overwrite: bool = False) -> Ite
             refuse_existing(folder, kind, overwrite=overwrite)  # it may have changed meanwhile
             temporary.chmod(mode_for(folder, 0o777))
             if folder.exists() and entries(folder):
-                _swap(temporary, folder, aside)
+                if aside.is_dir():  # a kill came after the renames
+                    remove_folder(aside)
+                os.replace(folder, aside)
+                try:
+                    os.replace(temporary, folder)
+                except OSError:
+                    os.replace(aside, folder)
+                    raise
+                remove_folder(aside)
             else:
                 os.replace(temporary, folder)
             fsync(folder.parent)
-
-
-def _swap(new: Path, folder: Path, aside: Path) -> None:
-    """Put a folder aside, and a new one in its place; an error brings the old one back."""
-    if aside.is_dir():  # a kill came after the renames
-        remove_folder(aside)
-    os.replace(folder, aside)
-    try:
-        os.replace(new, folder)
-    except OSError:
-        os.replace(aside, folder)
-        raise
-    remove_folder(aside)
 
 
 def write_manifest(
@@ -339,9 +333,9 @@ def read_manifest(folder: Path, *, what: str, verify: bool = True) -> dict[str, 
     files, required = manifest["files"], manifest.get("required", list(manifest["files"]))
     if not isinstance(required, list) or not set(map(str, required)) <= files.keys():
         raise EhrseqError("is damaged", where=str(path), fix=_AGAIN)
-    resolved = folder.resolve()
+    resolved = os.path.realpath(folder)
     for name in files:
-        if not _is_inside(resolved / name, resolved):
+        if "\0" in name or not Path(os.path.realpath(folder / name)).is_relative_to(resolved):
             raise EhrseqError(
                 "names a file outside its folder", where=str(path), fix="do not trust this folder"
             )
@@ -401,13 +395,6 @@ def of_another_version(version: str, path: Path) -> OfAnotherVersion:
         where=str(path),
         fix="make it again, or use that version",
     )
-
-
-def _is_inside(file: Path, resolved: Path) -> bool:
-    try:
-        return file.resolve().is_relative_to(resolved)
-    except (OSError, RuntimeError, ValueError):  # an impossible name, or links in a circle
-        return False
 
 
 def require_facts(folder: Path, manifest: Mapping[str, Any], facts: Mapping[str, type]) -> None:

@@ -16,7 +16,6 @@ from ehrsequencing.core.disclosure import TOO_FEW
 from ehrsequencing.core.files import (
     Shareable,
     read_json,
-    read_shareable,
     write_json,
     write_shareable,
 )
@@ -147,7 +146,7 @@ def add_result(result: Exact, run_folder: Path) -> None:
 def read_result(run_folder: Path, place: str = "") -> Shareable[Shared] | None:
     """`metrics.json` of a run; None where there is none, or somebody has changed or removed it."""
     name = place + SHARED
-    return read_shareable(run_folder / name) if is_as_written(run_folder, name) else None
+    return Shareable(read_json(run_folder / name)) if is_as_written(run_folder, name) else None
 
 
 def read_for_owner(run_folder: Path, place: str = "") -> Exact | Shared | None:

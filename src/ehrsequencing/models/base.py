@@ -297,8 +297,8 @@ class SurvivalModel(Answering, nn.Module):
     def start_at_rates(self, batch: VisitBatch) -> None:
         """Start a new model at the event rates of labelled prediction times, as training does.
 
-        A new model's hazards are e^0 = 1 per day. Afterwards the head's bias is the log of events over days at risk, for
-        each cause and bin. `batch` holds the training subjects, or a large random part of them, with their labels.
+        A new model's hazards are e^0 = 1 per day. Afterwards the head's bias is the log of events over days at risk,
+        for each cause and bin. `batch` holds the training subjects, or a large random part of them, with their labels.
 
         Raises:
             EhrseqError: The head is `visit`, or there are no labels.

@@ -91,7 +91,7 @@ def running_sums(x: Tensor, batch: VisitBatch, half_lives_days: Tensor) -> Tenso
         ~batch.is_query, 0.0
     )
     subject, length = batch.subject_of_visit, 1
-    while length < max(batch.host.visits_per_subject.tolist(), default=0):
+    while length < max(batch.host.subject_offsets.diff().tolist(), default=0):
         elapsed = (days[length:] - days[:-length]).to(x.dtype)
         share = torch.exp2(-elapsed.unsqueeze(1) / half_lives_days)
         share = share.masked_fill((subject[length:] != subject[:-length]).unsqueeze(1), 0.0)

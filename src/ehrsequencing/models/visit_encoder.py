@@ -45,23 +45,21 @@ class AttnPoolingVisitEncoder(nn.Module):
         return e.pool(batch, weights=self.weights(e, batch))
 
     def weights(self, e: CodeVectors, batch: VisitBatch) -> Tensor:
-        """(K,) α of the codes."""
-        scores = self.score(e).index_select(0, e.index)
-        return segment_softmax(scores, batch.visit_offsets, batch.visit_of_code)
+        """(K,) α of the codes.
 
-    def score(self, e: CodeVectors) -> Tensor:
-        """(R,) scores of the rows of all codes, up to a constant that softmax cancels.
-
-        `v·tanh(z) = 2 v·σ(2z) − Σv`, and on the CPU σ is ten times as fast as tanh. Kept out of autocast: in bf16 the
-        gradient of b loses its direction.
+        `v·tanh(z) = 2 v·σ(2z) − Σv`, and on the CPU σ is ten times as fast as tanh; softmax cancels the constant. Kept
+        out of autocast: in bf16 the gradient of b loses its direction.
         """
         with torch.autocast(e.plain.device.type, enabled=False):
             if self.has_query:
                 hidden = e.linear(2 * self.W.weight, 2 * self.W.bias)
-                return torch.cat([one.sigmoid() @ (2 * self.q) for one in hidden])
-            hidden = e.linear(2 * self.W1.weight, 2 * self.W1.bias)
-            last, bias = 2 * self.W2.weight[0], self.W2.bias
-            return torch.cat([one.sigmoid() @ last for one in hidden]) + bias
+                scores = torch.cat([one.sigmoid() @ (2 * self.q) for one in hidden])
+            else:
+                hidden = e.linear(2 * self.W1.weight, 2 * self.W1.bias)
+                last, bias = 2 * self.W2.weight[0], self.W2.bias
+                scores = torch.cat([one.sigmoid() @ last for one in hidden]) + bias
+        scores = scores.index_select(0, e.index)
+        return segment_softmax(scores, batch.visit_offsets, batch.visit_of_code)
 
 
 class VisitMLP(nn.Module):

@@ -76,7 +76,7 @@ class Run:
                 where=str(folder / MANIFEST),
                 fix="copy the whole run folder",
             )
-        self.study: StudyConfig = load_study(folder / "config.yaml")
+        self.study: StudyConfig = load_study(folder / "config.yaml", is_of_run=True)
         self.vocabulary = Vocabulary.load(folder)
         if self.study.task is None or self.vocabulary.digest != self.manifest.get("vocabulary"):
             raise EhrseqError(

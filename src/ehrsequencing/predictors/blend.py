@@ -26,7 +26,6 @@ from ehrsequencing.predictors.predictor import (
     Predictor,
     Recalibrated,
     hazards_of_each,
-    in_parts,
 )
 from ehrsequencing.predictors.recalibration import Labels
 from ehrsequencing.predictors.trees import Trees
@@ -53,24 +52,9 @@ class Blend(Predictor):
         self.edges_days, self.n_causes = parts[0].edges_days, parts[0].n_causes
         self.members = [Blend([one, *parts[1:]], weights, name=name) for one in parts[0].members]
 
-    def hazards(self, records: TaskRecords) -> Iterator[tuple[slice, Floats]]:
-        """See `Predictor`."""
-        for rows, part in in_parts(records):
-            yield rows, self.of_part(part, Known())
-
     def _of_part(self, part: TaskRecords, known: Known) -> Floats:
         parts = [one.of_part(part, known) for one in self.parts]
         return blended_hazards(parts, self.weights.value, self.edges_days)
-
-    def spread(self, records: TaskRecords) -> Iterator[tuple[slice, Floats]]:
-        """See `Predictor`; the other parts are asked once for all members."""
-        first, *others = self.parts
-        for rows, part in in_parts(records):
-            (_, beside), (_, each) = next(hazards_of_each(others, part)), next(first.spread(part))
-            blended = [
-                blended_hazards([one, *beside], self.weights.value, self.edges_days) for one in each
-            ]
-            yield rows, np.stack(blended)
 
     @property
     def stacked(self) -> Blend:
@@ -152,8 +136,7 @@ class Blend(Predictor):
         cut_offsets = arrays["boosted.cut_offsets"]
         # of features with a cut, and the part of time
         columns = int((np.diff(cut_offsets) > 0).sum()) + 1
-        _require_trees(arrays, columns, folder)
-        _require(arrays, "cox.design.used", len(features), folder)
+        _require_places(arrays, columns, len(features), folder)
         weights, of_two = (_weights(text[name]) for name in ("weights", "stacked"))
         base = arrays["boosted.base"]
         trees = [
@@ -206,25 +189,25 @@ def _of_now(text: dict[str, Any]) -> dict[str, Any]:
     return {**text, "weights": own, "stacked": {**each, "value": share}}
 
 
-def _require_trees(arrays: Mapping[str, NDArray[Any]], columns: int, folder: Path) -> None:
-    """Refuse trees that name other columns or nodes than there are, or that never end: hashes prove no author."""
-    for name in arrays:
-        if name.startswith("boosted.trees.") and name.endswith((".left", ".right")):
-            nodes = arrays[name].shape[-1]  # their numbers are bytes, and a leaf is its own child
-            _require(arrays, name, min(nodes, 256), folder, least=np.arange(nodes))
-        elif name.startswith("boosted.trees.") and name.endswith(".feature"):
-            _require(arrays, name, columns, folder)
-
-
-def _require(
-    arrays: Mapping[str, NDArray[Any]], name: str, count: int, folder: Path, least: Any = 0
+def _require_places(
+    arrays: Mapping[str, NDArray[Any]], columns: int, features: int, folder: Path
 ) -> None:
-    if np.any((arrays[name] < least) | (arrays[name] >= count)):
-        raise EhrseqError(
-            f"{name} names what there is not",
-            where=str(folder / ARRAYS_FILE),
-            fix="train the run again",
-        )
+    """Refuse trees and Cox that name other columns or nodes than there are, or trees that never end.
+
+    Hashes prove no author.
+    """
+    for name, array in arrays.items():
+        least: Any = 0
+        most = {"feature": columns, "used": features}.get(name.rpartition(".")[2])
+        if name.endswith((".left", ".right")):
+            # numbers of nodes are bytes, and a leaf is its own child
+            least, most = np.arange(array.shape[-1]), min(array.shape[-1], 256)
+        if most is not None and np.any((array < least) | (array >= most)):
+            raise EhrseqError(
+                f"{name} names what there is not",
+                where=str(folder / ARRAYS_FILE),
+                fix="train the run again",
+            )
 
 
 # ---- trees and Cox, each fitted without every fold and once on all ---------------------------------------------------
@@ -267,7 +250,22 @@ def fit_stack(
     each = np.empty((2, int(weighed.sum()), *shape), dtype=np.float32)
     place = np.cumsum(weighed) - 1
     folds = folds_of(np.diff(train.rows.row_offsets), folds=FOLDS, seed=data.seed)
-    *models, of_all = _fits(data, folds, progress)
+
+    def divided(data: FittingData, done: int) -> Iterator[FittingData]:
+        """The data without each fold, then all of it."""
+        for number in range(len(folds) + 1):
+            give_back_freed_memory()  # what the fit before was made of
+            progress(done + number, 2 * len(folds) + 2)
+            yield data.without(folds[number]) if number < len(folds) else data
+
+    shared = replace(data, made=data.features)
+    cox = list(map(LandmarkCox, divided(shared, 0)))  # first: trees need the memory of covariates
+    none = np.zeros((0, 0))
+    of_trees = replace(shared.features, linear=np.arange(0), x=none, tuning_x=none)
+    shared = replace(data, made=of_trees)
+    trees = map(BoostedVisits.fit, divided(shared, len(cox)))  # `map` keeps no data
+    *models, of_all = [[*both] for both in zip(trees, cox, strict=True)]
+    del shared, of_trees
     give_back_freed_memory()
     for parts, fold in zip(models, folds, strict=True):
         rows = np.flatnonzero(np.isin(train.rows.subject, fold))
@@ -277,24 +275,6 @@ def fit_stack(
             each[:, place[here[weighed[here]]]] = np.stack(hazards)[:, weighed[here]]
     weights = fit_weights([*each], data.edges_days, Labels.of(train.rows, weighed))
     return Stack(Blend(of_all, weights, name=STACKED), mean)
-
-
-def _fits(
-    data: FittingData, folds: Sequence[Ints], progress: Callable[[int, int], None]
-) -> list[list[Predictor]]:
-    """Trees and Cox without each fold, then of all. Cox comes first: trees need the memory of its covariates."""
-
-    def each(data: FittingData, done: int) -> Iterator[FittingData]:
-        for number in range(len(folds) + 1):
-            give_back_freed_memory()  # what the fit before was made of
-            progress(done + number, 2 * len(folds) + 2)
-            yield data.without(folds[number]) if number < len(folds) else data
-
-    data = replace(data, made=data.features)
-    cox = list(map(LandmarkCox, each(data, 0)))  # `map` keeps no data
-    data = replace(data, made=data.features.without_covariates())
-    trees = map(BoostedVisits.fit, each(data, len(cox)))
-    return [[*both] for both in zip(trees, cox, strict=True)]
 
 
 def sampled(records: TaskRecords) -> TaskRecords:

@@ -72,23 +72,6 @@ TRIALS: tuple[dict[str, Any], ...] = (
 )
 
 
-@dataclass(frozen=True)
-class Periods:
-    """Prediction times × parts of time in which they were at risk.
-
-    Attributes:
-        row: (P,) position of the prediction time among those chosen.
-        part: (P,) of time.
-        expected: (causes, P) events that the cohort's own hazards expect there.
-        cause: (P,) event in this period, 0 for none.
-    """
-
-    row: Ints
-    part: Ints
-    expected: Floats
-    cause: Ints
-
-
 class PeriodBins:
     """Bins of features and the part of time of P periods (P, used + 1): a matrix of which some rows at a time exist.
 
@@ -101,6 +84,7 @@ class PeriodBins:
     def __init__(self, bins: Bytes, row: Ints, part: Ints) -> None:
         self.bins, self.row, self.part = bins, row, part
         self._seen: Ints | None = None
+        self._dataset: Any = None
 
     def __len__(self) -> int:
         return len(self.row)
@@ -123,26 +107,21 @@ class PeriodBins:
             settings: Of the boosting.
             reference: The copy of the training rows, for other rows.
         """
-        if self._seen is None or not np.array_equal(self._seen, seen):
-            self._seen, self._dataset = seen, self._made(seen, settings, reference)
-        return self._dataset
+        if self._seen is not None and np.array_equal(self._seen, seen):
+            return self._dataset
 
-    def _made(self, seen: Ints, settings: dict[str, Any], reference: Any) -> Any:
-        lightgbm = _lightgbm()
-
-        def of(data: Any, rows: int, reference: Any) -> Any:
-            return lightgbm.Dataset(
-                data, np.zeros(rows), params=settings, reference=reference
-            ).construct()
+        def made(data: Any, rows: int, reference: Any) -> Any:
+            copy = _lightgbm().Dataset(data, np.zeros(rows), params=settings, reference=reference)
+            return copy.construct()
 
         most = max(1, MOST_SAMPLED // len(seen))
-        if len(self) <= most:
-            return of(self.numbers(slice(None), seen), len(self), reference)
-        if reference is None:
+        data = self.numbers(slice(None), seen) if len(self) <= most else _streamed()(self, seen)
+        if len(self) > most and reference is None:
             some = np.linspace(0, len(self) - 1, most).astype(np.int64)
-            reference = of(self.numbers(some, seen), most, None)
+            reference = made(self.numbers(some, seen), most, None)
             give_back_freed_memory()  # of the sample, some thousand small blocks
-        return of(_streamed()(self, seen), len(self), reference)
+        self._seen, self._dataset = seen, made(data, len(self), reference)
+        return self._dataset
 
 
 @cache
@@ -298,51 +277,46 @@ class BoostedVisits(OfHistory):
         made = cls(
             data.vocabulary, features.columns, features.cuts, part_of, base, data.edges_days, []
         )
-        periods, watched = (
-            made.periods(data.train.rows, features.rows, cohort),
-            made.periods(tuning, features.tuning_rows, cohort),
-        )
-        design = PeriodBins(features.bins, features.place[periods.row], periods.part)
-        watched_design = PeriodBins(features.tuning_bins, watched.row, watched.part)
+        row, part, expected, cause = made.periods(data.train.rows, features.rows, cohort)
+        design = PeriodBins(features.bins, features.place[row], part)
+        row, part, watched, watched_cause = made.periods(tuning, features.tuning_rows, cohort)
+        watched_design = PeriodBins(features.tuning_bins, row, part)
+        # all but pairs, and the part of time
+        sees_always = np.append(made.used < before_pairs(made.columns), True)
         for e in range(made.n_causes):
-            event, watched_event = periods.cause == e + 1, watched.cause == e + 1
+            event, watched_event = cause == e + 1, watched_cause == e + 1
             if not event.any():
                 made.trees.append(None)
                 continue
-            made.trees.append(
-                made._boosted(
-                    Counts(design, event, periods.expected[e]),
-                    Counts(watched_design, watched_event, watched.expected[e]),
-                    data,
-                    people=len(np.unique(tuning.subject[tuning.cause == e + 1])),
-                )
-            )
+            counts = Counts(design, event, expected[e])
+            # a Poisson loss needs an event
+            looked_at = Counts(watched_design, watched_event, watched[e])
+            seen_by = looked_at if watched_event.any() else None
+            people = len(np.unique(tuning.subject[tuning.cause == e + 1]))
+            grown = list[tuple[Trees, float]]()  # of each trial, and what it loses
+            for trial in TRIALS[: max(1, data.trials if people >= EVENTS_TO_TRY else 1)]:
+                seen = np.flatnonzero(sees_always | trial["pairs"])
+                grown.append(boosting(counts, seen_by, seen, trial, seed=data.seed))
+            made.trees.append(min(grown, key=lambda one: one[1])[0])
         del design, watched_design  # with LightGBM's copies
         made.base = cohort * data.level(
             features.rows, lambda part: cohort * made._factor(features.bins[features.place[part]])
         )
         return made
 
-    def _boosted(self, fitted: Counts, watched: Counts, data: FittingData, *, people: int) -> Trees:
-        """The trees of one cause: those of the trial that the tuning subjects like best, as many as they like."""
-        is_seen = np.append(self.used < before_pairs(self.columns), True)  # the part of time, too
-        best, trees = np.inf, None
-        is_watched = bool(watched.event.any())  # a Poisson loss needs an event
-        for trial in TRIALS[: max(1, data.trials if people >= EVENTS_TO_TRY else 1)]:
-            seen = np.flatnonzero(is_seen | trial["pairs"])
-            grown = boosting(fitted, watched if is_watched else None, seen, trial, seed=data.seed)
-            if trees is None or grown[1] < best:
-                trees, best = grown
-        assert trees is not None
-        return trees
-
-    def periods(self, rows: TaskRows, chosen: Ints, cohort: Floats) -> Periods:
-        """Some prediction times, cut into the parts of time in which they were at risk.
+    def periods(
+        self, rows: TaskRows, chosen: Ints, cohort: Floats
+    ) -> tuple[Ints, Ints, Floats, Ints]:
+        """P periods: some prediction times, cut into the parts of time in which they were at risk.
 
         Args:
             rows: The labels.
             chosen: (r,) which of them.
             cohort: (causes, bins) the training cohort's own hazards.
+
+        Returns:
+            (P,) position of the prediction time among those chosen; (P,) part of time; (causes, P) events that the
+            cohort's own hazards expect there; (P,) event in this period, 0 for none.
         """
         duration, cause = rows.duration_days[chosen], rows.cause[chosen].astype(np.int64)
         days = exposure(self.edges_days, rows.entry_days[chosen], duration)
@@ -350,9 +324,7 @@ class BoostedVisits(OfHistory):
         expected = np.stack([np.add.reduceat(days * base, first_bin, axis=1) for base in cohort])
         row, part = np.nonzero(expected.sum(axis=0) > 0)
         last = self.part_of[event_bin(self.edges_days, duration)]
-        return Periods(
-            row, part, expected[:, row, part], np.where(last[row] == part, cause[row], 0)
-        )
+        return row, part, expected[:, row, part], np.where(last[row] == part, cause[row], 0)
 
     def _factor(self, bins: Bytes) -> Floats:
         """(r, causes, bins) what multiplies the base, of rows with these bins of features (r, used)."""

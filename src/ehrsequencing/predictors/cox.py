@@ -90,11 +90,6 @@ class CoxRiskSets:
             total -= waiting[::-1].cumsum(axis=0)[::-1][1:]  # those who enter at or after the time
         return total
 
-    def over_time(self, per_time: Floats) -> Floats:
-        """Sum of `per_time` (m,) over the times at which each row was at risk, (rows,)."""
-        cumulative = np.r_[0.0, np.cumsum(per_time)]
-        return np.asarray(cumulative[self.stop] - cumulative[self.start], dtype=np.float64)
-
 
 def partial_log_likelihood(z: Floats, beta: Floats, sets: CoxRiskSets) -> tuple[float, Floats]:
     """ℓ(β) without the ridge, and its gradient (F,); `z` (rows, F) in the order of `sets`.
@@ -104,7 +99,9 @@ def partial_log_likelihood(z: Floats, beta: Floats, sets: CoxRiskSets) -> tuple[
     theta, at_risk, score = _at_risk(z, beta, sets)
     event = sets.event.astype(np.float64)
     value = float(event @ score - sets.events @ np.log(at_risk))
-    gradient = (event - theta * sets.over_time(sets.events / at_risk)) @ z
+    cumulative = np.r_[0.0, np.cumsum(sets.events / at_risk)]
+    expected = theta * (cumulative[sets.stop] - cumulative[sets.start])  # θ A
+    gradient = (event - expected) @ z
     return value, gradient
 
 
@@ -350,7 +347,12 @@ class LandmarkCox(CoxHazards):
         self.fits = []
         for cause in range(1, len(data.task.causes) + 1):
             own, others = (
-                _cox_rows(rows, some, values, cause)
+                CoxRows(
+                    values,
+                    np.asarray(rows.entry_days[some], np.float64),
+                    rows.duration_days[some],
+                    rows.cause[some] == cause,
+                )
                 for rows, some, values in (
                     (train, chosen, x),
                     (tuning, watched, features.tuning_x),
@@ -403,8 +405,3 @@ def _log_likelihood(
         entry_days=tuning.entry_days,
     )
     return -float(nll.mean())
-
-
-def _cox_rows(rows: TaskRows, chosen: Ints, x: Floats, cause: int) -> CoxRows:
-    duration, event = rows.duration_days[chosen], rows.cause[chosen] == cause
-    return CoxRows(x, np.asarray(rows.entry_days[chosen], np.float64), duration, event)

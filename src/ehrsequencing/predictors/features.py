@@ -121,11 +121,6 @@ class Features:
             design(watched),
         )
 
-    def without_covariates(self) -> Features:
-        """Those of trees alone."""
-        none = np.zeros((0, 0))
-        return replace(self, linear=np.arange(0), x=none, tuning_x=none)
-
     def without(self, train: TaskRecords, subjects: Ints) -> Features:
         """Those of a split without some subjects, its rows numbered as `train.take(others)` numbers them.
 

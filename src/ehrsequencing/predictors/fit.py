@@ -5,7 +5,7 @@ one is the strongest depends on the data: the likelihood of tuning subjects at t
 many. Few would choose by chance; then it is trees and Cox together, the default without a network.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -20,7 +20,7 @@ from ehrsequencing.predictors.boosted import BoostedVisits
 from ehrsequencing.predictors.cox import LandmarkCox
 from ehrsequencing.predictors.fitting_data import FittingData, kind_of
 from ehrsequencing.predictors.history import AGE_KNOTS_YEARS, has_static
-from ehrsequencing.predictors.predictor import Predictor, hazards_of_each, in_parts
+from ehrsequencing.predictors.predictor import Known, Predictor, hazards_of_each
 from ehrsequencing.predictors.recalibration import (
     MOST_ROWS,
     Labels,
@@ -93,10 +93,8 @@ class MarginalIncidence(Predictor):
         )
         return risk[self._nearest(records)]
 
-    def hazards(self, records: TaskRecords) -> Iterator[tuple[slice, Floats]]:
-        """See `Predictor`."""
-        for rows, part in in_parts(records):
-            yield rows, np.stack(self.landmark_hazards)[self._nearest(part)]
+    def _of_part(self, part: TaskRecords, known: Known) -> Floats:
+        return np.stack(self.landmark_hazards)[self._nearest(part)]
 
 
 class AgeAndSex(Predictor):
@@ -162,11 +160,9 @@ class AgeAndSex(Predictor):
         ]
         return np.stack(factors, axis=1)[:, :, None]
 
-    def hazards(self, records: TaskRecords) -> Iterator[tuple[slice, Floats]]:
-        """See `Predictor`."""
-        for rows, part in in_parts(records):
-            factor = self._factor(self._filled(self._design(part)))
-            yield rows, self.base[kind_of(part.rows, np.arange(len(part)))] * factor
+    def _of_part(self, part: TaskRecords, known: Known) -> Floats:
+        factor = self._factor(self._filled(self._design(part)))
+        return self.base[kind_of(part.rows, np.arange(len(part)))] * factor
 
 
 def _days_since_index(rows: TaskRows) -> Floats:
@@ -229,7 +225,8 @@ def fit_blend(
     of_network, of_stacked = (one.all_hazards(data.tuning) for one in (alone, stacked))
     last = _last_step(of_stacked, data)
     if step is not None:
-        of_network = cross_fitted(step.undone(of_network), data)
+        before = np.exp((np.log(of_network) - step.intercept) / step.slope)
+        of_network = cross_fitted(before, data)
     parts = [of_network, cross_fitted(of_stacked, data)]
     labels = Labels.of(data.tuning.rows, np.arange(len(data.tuning)))
     weights = fit_weights(parts, data.edges_days, labels)

@@ -92,24 +92,19 @@ def fit_feature_spec(
     for code in codes:
         of_code = OF_CODE + (OF_NUMBER if code in numeric else ())
         names += [f"{summary} {vocabulary.tokens[code]}" for summary in of_code]
-    pairs = _frequent_pairs(records, last_row, codes, max_pairs, enough) if max_pairs else ()
+    pairs = tuple[Pair, ...]()
+    if max_pairs:
+        step = max(1, -(-len(last_row) // MOST_CHOOSING))
+        subjects = np.zeros((len(codes), len(codes)), dtype=np.int64)
+        for chosen in _chunks(records, last_row[::step]):
+            every, subject, visits = _records_until(records, chosen)
+            part = every.take(subject)
+            subjects += shared_visits(part, _before(part, visits), codes)
+        pairs = most_shared(subjects, codes, max_pairs, enough=enough)
     for first, second in pairs:
         pair = f"{vocabulary.tokens[first]} + {vocabulary.tokens[second]}"
         names += [f"{summary} {pair}" for summary in OF_CODE]
     return FeatureSpec(codes, numeric, static, tuple(names), pairs)
-
-
-def _frequent_pairs(
-    records: TaskRecords, last_row: Ints, codes: tuple[int, ...], limit: int, enough: int
-) -> tuple[Pair, ...]:
-    """Pairs of codes by the number of training subjects with both in a visit before their last row."""
-    step = -(-len(last_row) // MOST_CHOOSING)
-    subjects = np.zeros((len(codes), len(codes)), dtype=np.int64)
-    for chosen in _chunks(records, last_row[:: max(step, 1)]):
-        every, subject, visits = _records_until(records, chosen)
-        part = every.take(subject)
-        subjects += shared_visits(part, _before(part, visits), codes)
-    return most_shared(subjects, codes, limit, enough=enough)
 
 
 def history_features(

@@ -13,7 +13,7 @@ from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import Ensemble
 from ehrsequencing.models.outcomes import onset_risk
 from ehrsequencing.models.segments import to_device
-from ehrsequencing.predictors.predictor import NETWORK, Known, Predictor, in_parts
+from ehrsequencing.predictors.predictor import NETWORK, Known, Predictor
 from ehrsequencing.records.timelines import TaskRecords, Timelines
 
 VISIT_BUDGET = 16_384  # visits in one forward pass of prediction
@@ -41,23 +41,9 @@ class Network(Predictor):
         each = model.members if isinstance(model, Ensemble) else ()
         self.members = [Network(cast(SurvivalModel, one), code_types) for one in each]
 
-    def hazards(self, records: TaskRecords) -> Iterator[tuple[slice, Floats]]:
-        """See `Predictor`."""
-        for rows, each in self.spread(records):
-            yield rows, each[0]
-
-    def spread(self, records: TaskRecords) -> Iterator[tuple[slice, Floats]]:
-        """See `Predictor`."""
-        for rows, part in in_parts(records):
-            each = np.stack([one._of_part(part, Known()) for one in self.members or [self]])
-            yield (
-                rows,
-                np.concatenate([each.mean(axis=0, keepdims=True), each[: len(self.members)]]),
-            )
-
     def _of_part(self, part: TaskRecords, known: Known) -> Floats:
         if self.members:
-            return self.all_hazards(part)
+            return np.mean([one.of_part(part, known) for one in self.members], axis=0)
         loader = SubjectLoader.of_model(self.model.config, part, code_types=self.code_types)
         at, eta = log_hazards(self.model, loader)
         out = np.empty(eta.shape)
@@ -113,11 +99,8 @@ def visit_hazards(
     model: SurvivalModel, records: TaskRecords, *, code_types: Ints | None = None
 ) -> Floats32:
     """Hazard (R, 1, 1) before the next visit, by the `visit` head; NaN for queries that fall on no visit's end."""
-    out = np.full((len(records), 1, 1), np.nan, dtype=np.float32)
-    for step in steps(model, records, code_types=code_types):
-        hazards = model(step.batch).double().sigmoid()[:, None, None]
-        out[step.rows] = hazards.float().numpy()[step.positions]
-    return out
+    logits = torch.from_numpy(all_logits(model, records, code_types=code_types))
+    return logits.sigmoid().float().numpy()[:, :, None]
 
 
 @torch.no_grad()

@@ -54,9 +54,13 @@ class Predictor(ABC):
     by_hazards: bool = True
     members: Sequence[Predictor] = ()
 
-    @abstractmethod
     def hazards(self, records: TaskRecords) -> Iterator[tuple[slice, Floats]]:
-        """Some rows at a time, those of `in_parts`, and their hazards (r, E, K) per day, above 0."""
+        """Some rows at a time, those of `in_parts`, and their hazards (r, E, K) per day, above 0.
+
+        A subclass defines either this or `_of_part`, from which the other one follows.
+        """
+        for rows, part in in_parts(records):
+            yield rows, self.of_part(part, Known())
 
     def of_part(self, part: TaskRecords, known: Known) -> Floats:
         """Hazards (r, E, K) per day of the rows of a part of `in_parts`; what is known of it is not made again."""
@@ -117,12 +121,6 @@ class Predictor(ABC):
         """The same with shifted and stretched log-hazards, see `Recalibrated`."""
         return Recalibrated(self, intercept, slope)
 
-    def spread(self, records: TaskRecords) -> Iterator[tuple[slice, Floats]]:
-        """Some rows at a time: hazards (1 + M, r, E, K) per day of the predictor, then of each of its M members."""
-        every = [self, *self.members]
-        for parts in zip(*(one.hazards(records) for one in every), strict=True):
-            yield parts[0][0], np.stack([hazards for _, hazards in parts])
-
     def risk_of_members(
         self,
         records: TaskRecords,
@@ -133,7 +131,7 @@ class Predictor(ABC):
         """`risk` (R, E, H), and that of each member (M, R, E, H); see there."""
         days = np.asarray(horizons_days, dtype=np.float64)
         out = np.empty((1 + len(self.members), len(records), self.n_causes, len(days)))
-        for rows, each in self.spread(records):
+        for rows, each in hazards_of_each([self, *self.members], records):
             for m, hazards in enumerate(each):
                 out[m, rows] = self._incidence(hazards, days, start_days)
         return out[0], out[1:]
@@ -172,9 +170,8 @@ class Recalibrated(Predictor):
     Example:
         >>> class Constant(Predictor):
         ...     name, edges_days, n_causes = "constant", (), 1
-        ...     def hazards(self, records):
-        ...         for rows, part in in_parts(records):
-        ...             yield rows, np.full((len(part), 1, 1), 0.01)
+        ...     def _of_part(self, part, known):
+        ...         return np.full((len(part), 1, 1), 0.01)
         >>> double = Constant().recalibrated(np.log([2.0]), np.array([1.0]))
         >>> double.name, double.slope.shape
         ('constant', (1, 1))
@@ -188,19 +185,9 @@ class Recalibrated(Predictor):
         )
         self.members = [one.recalibrated(intercept, slope) for one in inner.members]
 
-    def hazards(self, records: TaskRecords) -> Iterator[tuple[slice, Floats]]:
-        """See `Predictor`."""
-        for rows, hazards in self.inner.hazards(records):
-            yield rows, np.exp(self.intercept + self.slope * np.log(hazards))
-
     def _of_part(self, part: TaskRecords, known: Known) -> Floats:
         hazards = self.inner.of_part(part, known)
         return np.exp(self.intercept + self.slope * np.log(hazards))
-
-    def spread(self, records: TaskRecords) -> Iterator[tuple[slice, Floats]]:
-        """See `Predictor`."""
-        for rows, each in self.inner.spread(records):
-            yield rows, np.exp(self.intercept + self.slope * np.log(each))
 
 
 def risks_and_likelihoods(
@@ -305,11 +292,6 @@ class OfHistory(Predictor):
         """(R, F) its features of all rows."""
         every = np.arange(len(records))
         return history_features(records, self.vocabulary, chosen=every, columns=self.columns)
-
-    def hazards(self, records: TaskRecords) -> Iterator[tuple[slice, Floats]]:
-        """See `Predictor`."""
-        for rows, part in in_parts(records):
-            yield rows, self.of_part(part, Known())
 
     def _of_part(self, part: TaskRecords, known: Known) -> Floats:
         if self.columns not in known.history:

@@ -41,10 +41,6 @@ class Recalibration:
         """Recalibrated hazards (R, E, K)."""
         return np.exp(self.intercept + self.slope * np.log(hazards))
 
-    def undone(self, hazards: Floats) -> Floats:
-        """What such hazards (R, E, K) were before."""
-        return np.exp((np.log(hazards) - self.intercept) / self.slope)
-
     def as_json(self, causes: Sequence[str]) -> dict[str, dict[str, Any]]:
         """The three numbers of each cause, and the intercepts that were folded into the head (for the audit)."""
         columns = (self.level, self.stretch, self.trend, self.subjects, self.intercept)
@@ -266,28 +262,18 @@ class CauseUpdate:
         largest: The one that it was tested against, the largest that the events allow.
         p: Of each smaller method, the p-value of its test.
         shrinkage: By which the estimates were multiplied: 1 − df / LR of the chosen method against none.
-        centre: m.
-        level: ℓ.
-        stretch: β.
+        level: ℓ, the shift where the log-hazard has its mean at the events.
+        intercept: a in log λ' = a + b · log λ.
+        slope: b.
     """
 
     method: str
     largest: str
     p: dict[str, float]
     shrinkage: float
-    centre: float = 0.0
     level: float = 0.0
-    stretch: float = 0.0
-
-    @property
-    def intercept(self) -> float:
-        """A in log λ' = a + b · log λ."""
-        return self.level - self.stretch * self.centre
-
-    @property
-    def slope(self) -> float:
-        """B."""
-        return 1.0 + self.stretch
+    intercept: float = 0.0
+    slope: float = 1.0
 
     def applied(self, eta: Floats) -> Floats:
         """(R, K) log-hazards of this cause, updated."""
@@ -346,7 +332,7 @@ def fit_update(
         METHODS[largest],
         p,
         shrinkage,
-        centre=float(likelihood.centre),
         level=float(level),
-        stretch=float(stretch),
+        intercept=float(level - stretch * likelihood.centre),
+        slope=1.0 + float(stretch),
     )

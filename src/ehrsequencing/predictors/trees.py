@@ -98,37 +98,35 @@ class Trees:
         )
 
     def predict(self, design: Bytes) -> Floats:
-        """F of each row of (r, columns) bins."""
-        total = np.empty(len(design))
-        step = max(1, _CHUNK_CELLS // max(1, len(self.value)))
-        for first in range(0, len(design), step):
-            some = slice(first, first + step)
-            leaf = np.take_along_axis(self.value, self._leaves(design[some]), axis=1)
-            # one tree after another, as they were added in training
-            total[some] = np.add.reduce(leaf, axis=0, initial=float(self.start))
-        return np.asarray(np.exp(total))
-
-    def _leaves(self, design: Bytes) -> Ints:
-        """(T, r) the leaf of each row in each tree.
+        """F of each row of (r, columns) bins.
 
         A child comes after its parent, so that one pass over the nodes of all trees brings each row to its leaf. Bytes
         are added and multiplied, which is several times as fast as a choice.
         """
-        # what is not known comes first in the second half: 255 + 1 = 0
-        bins = np.concatenate([design.T, design.T + np.uint8(1)])
-        row = self.feature + design.shape[1] * self.missing_left
+        # what is not known comes first in the second half of the bins: 255 + 1 = 0
+        column = self.feature + design.shape[1] * self.missing_left
         highest = np.clip(np.floor(self.threshold), -1, UNKNOWN - 1) + self.missing_left
         first = (highest + 1).clip(max=UNKNOWN).astype(np.uint8)  # that goes right, or none does
         own = np.arange(self.left.shape[1])
         left, more = ((x % 256).astype(np.uint8) for x in (self.left - own, self.right - self.left))
         more[highest >= UNKNOWN] = 0
-        node = np.zeros((len(self.value), len(design)), dtype=np.uint8)
-        for n in np.flatnonzero((self.left != own).any(axis=0)).tolist():
-            here = node == n
-            right = here & (bins[row[:, n]] >= first[:, n, None])
-            node += here.view(np.uint8) * left[:, n, None]  # modulo 256
-            node += right.view(np.uint8) * more[:, n, None]
-        return node.astype(np.int64)
+        inner = np.flatnonzero((self.left != own).any(axis=0)).tolist()
+        total = np.empty(len(design))
+        step = max(1, _CHUNK_CELLS // max(1, len(self.value)))
+        for start in range(0, len(design), step):
+            some = design[start : start + step].T
+            bins = np.concatenate([some, some + np.uint8(1)])
+            node = np.zeros((len(self.value), some.shape[1]), dtype=np.uint8)
+            for n in inner:
+                here = node == n
+                right = here & (bins[column[:, n]] >= first[:, n, None])
+                node += here.view(np.uint8) * left[:, n, None]  # modulo 256
+                node += right.view(np.uint8) * more[:, n, None]
+            leaf = np.take_along_axis(self.value, node.astype(np.int64), axis=1)
+            # one tree after another, as they were added in training
+            sums = np.add.reduce(leaf, axis=0, initial=float(self.start))
+            total[start : start + step] = sums
+        return np.asarray(np.exp(total))
 
 
 def _fields(tree: str) -> dict[str, Floats]:

@@ -25,12 +25,6 @@ _STEP = 1e-4  # of a weight, over which the likelihood's slope and curvature are
 _FLAT = 1e-6  # curvature for each event, below which the two models say the same
 
 
-def log_cumulative(hazards: Floats, edges_days: Sequence[float]) -> Floats:
-    """Logarithm (..., K − 1) of the cumulative hazard at the edges, of hazards (..., K) per day."""
-    cumulative = np.cumsum(hazards[..., :-1] * np.diff(edges_days, prepend=0.0), axis=-1)
-    return np.log(np.maximum(cumulative, _LEAST))
-
-
 def blended_hazards(
     parts: Sequence[Floats], weights: Floats, edges_days: Sequence[float]
 ) -> Floats:
@@ -48,14 +42,16 @@ def blended_hazards(
     >>> blended_hazards(parts, np.array([[0.5, 0.5]]), [100.0]).round(6).tolist()  # the geometric mean of the two
     [[[0.02, 0.02]]]
     """
-    logs = [log_cumulative(part, edges_days) for part in parts]
+    days = np.diff(edges_days, prepend=0.0)
+    # log H at the edges
+    logs = [np.log(np.maximum((part[..., :-1] * days).cumsum(-1), _LEAST)) for part in parts]
     mean = sum(weights[:, m, None] * log for m, log in enumerate(logs))
     cumulative = np.exp(mean)
     rate = sum(
         weights[:, m] * part[..., -1] * np.exp(-log[..., -1])
         for m, (part, log) in enumerate(zip(parts, logs, strict=True))
     )
-    inner = np.diff(cumulative, axis=-1, prepend=0.0) / np.diff(edges_days, prepend=0.0)
+    inner = np.diff(cumulative, axis=-1, prepend=0.0) / days
     last = cumulative[..., -1] * rate
     return np.maximum(np.concatenate([inner, last[..., None]], axis=-1), _LEAST)
 

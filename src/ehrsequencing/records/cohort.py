@@ -151,7 +151,7 @@ class CohortBuilder:
             self.outcomes.refuse_conditions(f"task {task.name}, outcomes.codes")
         self.index_times: IndexTimes | None = None
         if index.file is not None:
-            self.index_times = read_index_times(Path(index.file), cohort_id=index.cohort_id)
+            self.index_times = read_index_times(Path(index.file))
 
     def require_known(
         self, known: Collection[str], subject_ids: Ints, *, suggest: Collection[str]

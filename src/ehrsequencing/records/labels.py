@@ -76,12 +76,11 @@ class IndexTimes:
         return np.repeat(np.arange(len(subject_ids)), count), self.time_us[spans(first, count)[0]]
 
 
-def read_index_times(path: Path, *, cohort_id: int | None = None) -> IndexTimes:
+def read_index_times(path: Path) -> IndexTimes:
     """Read index times from a file (Parquet, CSV, CSV.gz) or a folder of Parquet files.
 
     Args:
-        path: MEDS labels, an ACES result, or an OHDSI cohort table.
-        cohort_id: Which cohort of an OHDSI table; needed where it holds several.
+        path: MEDS labels, an ACES result, or an OHDSI cohort table of one cohort.
 
     Raises:
         EhrseqError: The file cannot be read, is none of the three, or has rows without a subject or a time.
@@ -95,26 +94,12 @@ def read_index_times(path: Path, *, cohort_id: int | None = None) -> IndexTimes:
             where=str(path),
             fix=f"it needs subject_id and one of {', '.join(_MOMENTS)}",
         )
-    column = names.get(_COHORT_ID)
-    if column is None and cohort_id is not None:
+    if _COHORT_ID in names and (cohorts := len(pc.unique(table[names[_COHORT_ID]]))) > 1:
         raise EhrseqError(
-            f"has no column {_COHORT_ID}", where=str(path), fix="leave index.cohort_id out"
+            f"holds {cohorts} cohorts",
+            where=f"{path}, {_COHORT_ID}",
+            fix="keep the rows of one of them",
         )
-    if column is not None:
-        distinct = pc.unique(table[column]).to_pylist()
-        if cohort_id is None and len(distinct) > 1:
-            raise EhrseqError(
-                f"holds {len(distinct)} cohorts",
-                where=str(path),
-                fix="name one with index.cohort_id",
-            )
-        if cohort_id not in (None, *distinct):
-            raise EhrseqError(
-                f"holds no cohort {cohort_id}",
-                where=f"{path}, {column}",
-                fix=f"it holds {len(distinct)} other cohorts",
-            )
-        table = table if cohort_id is None else table.filter(pc.equal(table[column], cohort_id))
     ids = subject_ids(table[names["subject_id"]], path).to_numpy()
     times = _times(table[moment], path)
     if not len(ids):

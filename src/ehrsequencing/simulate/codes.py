@@ -117,23 +117,20 @@ class CodeTable:
             self.single[EMPTY_VISIT] = self._add(
                 {EMPTY_VISIT: "A visit at which nothing else is written"}, [None]
             )
-        if config.words:
-            self._name_by_words()
+        if config.words:  # all codes but the outcome's; the description tells which code it was
+            words = {kind: iter(text.split("|")) for kind, text in WORDS.items()}
+            for number, name in enumerate(self.names):
+                kind = name.partition("//")[0]
+                word = None if name == OUTCOME_CODE else next(words.get(kind, iter(())), None)
+                if word is not None:
+                    self.names[number] = f"{kind}//{word}"
+                    meaning = self.descriptions[number]
+                    text = f"{word}, {meaning[0].lower()}{meaning[1:]} ({name})"
+                    self.descriptions[number] = text
         self._groups = {
             **_GROUPS,
             **{name: ("Ten background codes", "BACKGROUND") for name in decades},
         }
-
-    def _name_by_words(self) -> None:
-        """Rename all codes but the outcome's; the description tells which code it was."""
-        words = {kind: iter(text.split("|")) for kind, text in WORDS.items()}
-        for number, name in enumerate(self.names):
-            kind = name.partition("//")[0]
-            word = None if name == OUTCOME_CODE else next(words.get(kind, iter(())), None)
-            if word is not None:
-                self.names[number] = f"{kind}//{word}"
-                meaning = self.descriptions[number]
-                self.descriptions[number] = f"{word}, {meaning[0].lower()}{meaning[1:]} ({name})"
 
     def _add(self, codes: dict[str, str], groups: Sequence[str | None]) -> int:
         """Append codes, each in its group or all in one; answers the number of the first."""

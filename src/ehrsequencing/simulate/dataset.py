@@ -16,7 +16,6 @@ import pyarrow.parquet as pq
 from meds import schema as meds
 
 from ehrsequencing.core.arrays import Floats, Ints, hash_u64
-from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import write_bytes, write_json
 from ehrsequencing.core.outputs import SIMULATION, complete_folder, write_manifest
 from ehrsequencing.simulate.codes import (
@@ -29,6 +28,7 @@ from ehrsequencing.simulate.codes import (
 from ehrsequencing.simulate.process import MECHANISMS, Process, SimulationConfig
 from ehrsequencing.simulate.records import (
     BLOCK,
+    DAY_US,
     TRUTH_STREAM,
     PredictionTimes,
     random_stream,
@@ -40,6 +40,19 @@ CAUSES = ("outcome", "death")  # the task's names, in the order of every axis of
 SPLITS = (meds.train_split, meds.tuning_split, meds.held_out_split)
 SHARD_SUBJECTS = 10_000
 _DEFAULT = SimulationConfig()
+# the task that the truth answers
+_TASK = f"""\
+# Time from enrolment, and from the end of every later visit, to the outcome; death competes.
+name: simulated
+title:      Outcome of simulated patients, with death competing
+index:      {{{{code: {ENROLMENT}, which: first}}}}
+outcome:    {{{{{CAUSES[0]}: {OUTCOME_CODE}}}}}
+competing:  {{{{{CAUSES[1]}: {DEATH_CODE}}}}}
+censoring:  {{{{code: {END_OF_FOLLOW_UP}}}}}
+horizons:   [{{horizons}}]
+main:       {{main}}
+landmarks:  [0d]
+"""
 
 _ASKED = [("subject_id", pa.int64()), ("prediction_time", pa.timestamp("us"))]
 _PREDICTION = [*_ASKED, ("cause", pa.string())]
@@ -79,7 +92,7 @@ def simulate(
 
     Args:
         out: Folder to make.
-        subjects: How many; their ids are 1, 2, ….
+        subjects: How many, 1 or more; their ids are 1, 2, ….
         seed: 0 or more.
         truth: Whose truth to compute: that of all subjects takes about seven times as long.
         config: The knobs of the mechanisms.
@@ -87,12 +100,8 @@ def simulate(
         progress: Called with the number of subjects done and the number to do.
 
     Raises:
-        EhrseqError: The arguments make no sense, `out` holds something else, or the disk refuses.
+        EhrseqError: `out` holds something else, or the disk refuses.
     """
-    if subjects < 1:
-        raise EhrseqError("must be at least 1", where="subjects", fix="choose 1 or more")
-    if seed < 0:
-        raise EhrseqError("is negative", where="seed", fix="choose 0 or more")
     process, codes = Process(config), CodeTable(config)
     with complete_folder(out, SIMULATION, overwrite=overwrite) as folder:
         with ExitStack() as open_files:
@@ -117,7 +126,9 @@ def simulate(
                 truths.add(process, times, random_stream(seed, number, TRUTH_STREAM))
                 if progress is not None:
                     progress(start + len(block.subject_id), subjects)
-        write_bytes(folder / "task.yaml", task_yaml(config).encode())
+        names = [*horizons(config.follow_up_max_years, config.last_horizon_years)]
+        asked = _TASK.format(horizons=", ".join(names), main=names[-1])
+        write_bytes(folder / "task.yaml", asked.encode())
         _write_metadata(folder, codes, subjects)
         facts = simulation_facts(subjects, seed, truth, config)
         write_manifest(folder, {**SIMULATION.facts, **facts})
@@ -135,24 +146,6 @@ def split_of(subject_id: Ints) -> Ints:
     """Number of each subject's split in `SPLITS`: 70, 15 and 15 % by a hash of the id (splitmix64)."""
     percent = hash_u64(subject_id.astype(np.uint64)) % np.uint64(100)
     return np.searchsorted(np.array([70, 85]), percent.astype(np.int64), side="right")
-
-
-def task_yaml(config: SimulationConfig) -> str:
-    """The task that the truth answers."""
-    outcome, death = CAUSES
-    names = [*horizons(config.follow_up_max_years, config.last_horizon_years)]
-    return f"""\
-# Time from enrolment, and from the end of every later visit, to the outcome; death competes.
-name: simulated
-title:      Outcome of simulated patients, with death competing
-index:      {{code: {ENROLMENT}, which: first}}
-outcome:    {{{outcome}: {OUTCOME_CODE}}}
-competing:  {{{death}: {DEATH_CODE}}}
-censoring:  {{code: {END_OF_FOLLOW_UP}}}
-horizons:   [{", ".join(names)}]
-main:       {names[-1]}
-landmarks:  [0d]
-"""
 
 
 class _ShardWriter:
@@ -201,7 +194,7 @@ class _TruthWriter:
             process,
             asked.lives,
             asked.evidence,
-            day_fraction=asked.day_fraction,
+            day_fraction=asked.time_us % DAY_US / DAY_US,
             edges_days=edges,
             rng=rng,
         )
@@ -262,10 +255,11 @@ def _write_metadata(out: Path, codes: CodeTable, subjects: int) -> None:
     splits = pa.table(
         {"subject_id": subject_id, "split": pa.array(SPLITS).take(pa.array(split_of(subject_id)))}
     )
-    _write_table(out / meds.subject_splits_filepath, meds.SubjectSplitSchema.align(splits))
+    (out / meds.subject_splits_filepath).parent.mkdir()
+    pq.write_table(meds.SubjectSplitSchema.align(splits), out / meds.subject_splits_filepath)
     code_table = pa.table(codes.ontology(), schema=meds.CodeMetadataSchema.schema())
     meds.CodeMetadataSchema.validate(code_table)
-    _write_table(out / meds.code_metadata_filepath, code_table)
+    pq.write_table(code_table, out / meds.code_metadata_filepath)
     card = {
         "dataset_name": "ehrsequencing simulation",
         "dataset_version": "1",
@@ -280,8 +274,3 @@ def _write_metadata(out: Path, codes: CodeTable, subjects: int) -> None:
 def _parquet_writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
     path.parent.mkdir(parents=True, exist_ok=True)
     return pq.ParquetWriter(path, schema)
-
-
-def _write_table(path: Path, table: pa.Table) -> None:
-    with _parquet_writer(path, table.schema) as writer:
-        writer.write_table(table)

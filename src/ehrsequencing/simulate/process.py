@@ -314,7 +314,11 @@ class Process:
         to_enrolment = lives.enrolment_day - lives.now
         enrols = (to_enrolment > 0) & (to_enrolment <= gap)
         gap = np.where(enrols, to_enrolment, gap)
-        to_step = self._days_to_step(lives)
+        # the acute effect is what it is on the first of these days
+        steps = self._half_lives(lives)
+        left = (steps + 1) * self.config.decay_half_life_days + lives.acute_day - lives.now
+        halves = (steps < _DECAY_STEPS) & (self.config.decay_effect != 0)
+        to_step = np.where(halves, left, np.inf)
         comes = gap <= to_step
         moved = replace(lives, now=lives.now + np.minimum(gap, to_step))
 
@@ -357,14 +361,6 @@ class Process:
 
     def _visit_multiplier(self, lives: Lives) -> Floats:
         return np.exp(self.config.visit_effect * self.sickness(lives))
-
-    def _days_to_step(self, lives: Lives) -> Floats:
-        """(n,) days after `now` on which the acute effect is what it is on the first of them."""
-        if self.config.decay_effect == 0:
-            return np.full(len(lives.now), np.inf)
-        steps = self._half_lives(lives)
-        left = (steps + 1) * self.config.decay_half_life_days + lives.acute_day - lives.now
-        return np.where(steps < _DECAY_STEPS, left, np.inf)
 
     def _contents(self, lives: Lives, draws: Draws, writes: Bools) -> Lives:
         """Draw what is written of consequence at the visits that write: a pair, order code, acute event and marker."""

@@ -37,7 +37,7 @@ ENCOUNTER = "hadm_id"  # the extra column that names the stay a row belongs to
 _COURSES_STREAM, _RECORDS_STREAM, TRUTH_STREAM = range(3)
 _MOST_STAYS = 10_000  # of one subject: no life lasts 20,000 days
 
-_SECOND_US, _MINUTE_US, _DAY_US = 1_000_000, 60_000_000, 86_400_000_000
+_SECOND_US, _MINUTE_US, DAY_US = 1_000_000, 60_000_000, 86_400_000_000
 _STATIC = np.iinfo(np.int64).min  # stands for the null time of static rows, which come first
 
 
@@ -62,11 +62,6 @@ class Courses:
     subject: Ints  # (V,) whose visit, in order
     visits: Lives  # (V,) states just after each visit
     evidence: Evidence  # (V,) and what is known then of the hidden
-
-    @property
-    def is_enrolment(self) -> Bools:
-        """(V,) the visits at which subjects enrol."""
-        return np.equal(self.visits.day, self.visits.enrolment_day)
 
     @property
     def is_at_risk(self) -> Bools:
@@ -172,11 +167,6 @@ class PredictionTimes:
     lives: Lives  # (R,) states just after the visit
     evidence: Evidence  # (R,) what is known of the hidden
 
-    @property
-    def day_fraction(self) -> Floats:
-        """(R,) time of day, in [0, 1)."""
-        return np.asarray(self.time_us % _DAY_US / _DAY_US)
-
     def take(self, rows: Bools) -> "PredictionTimes":
         """Choose rows by mask."""
         return PredictionTimes(
@@ -274,7 +264,7 @@ def _single_rows(codes: CodeTable, courses: Courses, end_us: Ints) -> list[_Rows
         return _Rows.of(subjects[where], seconds * _SECOND_US, codes.single[code], stay)
 
     enrols, sex = (
-        courses.is_enrolment,
+        courses.visits.day == courses.visits.enrolment_day,
         np.where(courses.male, codes.single[MALE], codes.single[FEMALE]),
     )
     # Death or the end of follow-up ends a stay; were its admission left alone, it would tell that something followed.
@@ -283,7 +273,7 @@ def _single_rows(codes: CodeTable, courses: Courses, end_us: Ints) -> list[_Rows
     stays = _stays(courses)[last_visit][in_stay]
     return [
         _Rows.of(subjects, _STATIC, sex),
-        _Rows.of(subjects, courses.birth_day * _DAY_US, codes.single[BIRTH]),
+        _Rows.of(subjects, courses.birth_day * DAY_US, codes.single[BIRTH]),
         _Rows.of(courses.subject[enrols], end_us[enrols], codes.single[ENROLMENT]),
         timed(OUTCOME_CODE, courses.outcome_days, np.isfinite(courses.outcome_days)),
         timed(DISCHARGE, np.minimum(courses.death_days, courses.censoring_day), in_stay, stays),
@@ -312,7 +302,7 @@ def _visit_rows(
     minute = opens[visit] + np.floor(rng.random(len(visit)) * (lasts[visit] + 1)).astype(np.int64)
     midnight_us = (
         courses.first_day[courses.subject] + courses.visits.day.astype(np.int64)
-    ) * _DAY_US
+    ) * DAY_US
     time_us = midnight_us[visit] + minute * _MINUTE_US
     end_us = np.zeros(count, dtype=np.int64)
     np.maximum.at(end_us, visit, time_us)

@@ -83,42 +83,26 @@ def true_curves(
         edges_days: (G,) times since p, rising from 0.
         rng: Source of the futures.
     """
-    rows_at_once = max(1, _LIVES_AT_ONCE // process.config.truth_futures)
-    parts = [
-        _curves_of_chunk(
-            process, lives.take(rows), evidence.take(rows), day_fraction[rows], edges_days, rng
-        )
-        for rows in np.array_split(
-            np.arange(len(day_fraction)), max(1, math.ceil(len(day_fraction) / rows_at_once))
-        )
-    ]
+    futures, parts = process.config.truth_futures, list[Curves]()
+    rows_at_once = max(1, _LIVES_AT_ONCE // futures)
+    chunks = max(1, math.ceil(len(day_fraction) / rows_at_once))
+    for rows in np.array_split(np.arange(len(day_fraction)), chunks):
+        # future m of row r is life m · R + r
+        half = process.draw_hidden(lives.take(rows), evidence.take(rows), rng, draws=futures // 2)
+        everyone = Lives.join([half, half])
+        fraction = np.tile(day_fraction[rows], futures)
+        # cause, half, mirrored pair, row, edge
+        shape = (2, 2, futures // 2, len(rows), len(edges_days))
+        followed = _follow(process, everyone, fraction, edges_days, rng).reshape(shape)
+        of_pairs = followed.mean(axis=1)
+        mean = of_pairs.mean(axis=1)
+        se = of_pairs.std(axis=1, ddof=1) / math.sqrt(futures // 2)
+        parts.append(Curves(survival=1 - mean.sum(axis=0), incidence=mean, incidence_se=se))
     return Curves(
         survival=np.concatenate([part.survival for part in parts]),
         incidence=np.concatenate([part.incidence for part in parts], axis=1),
         incidence_se=np.concatenate([part.incidence_se for part in parts], axis=1),
     )
-
-
-def _curves_of_chunk(
-    process: Process,
-    known: Lives,
-    evidence: Evidence,
-    day_fraction: Floats,
-    edges_days: Floats,
-    rng: np.random.Generator,
-) -> Curves:
-    """Average the futures of R prediction times at once; future m of row r is life m · R + r."""
-    rows, futures = len(day_fraction), process.config.truth_futures
-    half = process.draw_hidden(known, evidence, rng, draws=futures // 2)
-    lives = Lives.join([half, half])
-    shape = (2, 2, futures // 2, rows, len(edges_days))  # cause, half, mirrored pair, row, edge
-    incidence = _follow(process, lives, np.tile(day_fraction, futures), edges_days, rng).reshape(
-        shape
-    )
-    of_pairs = incidence.mean(axis=1)
-    mean = of_pairs.mean(axis=1)
-    se = of_pairs.std(axis=1, ddof=1) / math.sqrt(futures // 2)
-    return Curves(survival=1 - mean.sum(axis=0), incidence=mean, incidence_se=se)
 
 
 def _follow(

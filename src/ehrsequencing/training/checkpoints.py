@@ -1,8 +1,7 @@
 """Checkpoints of a training: where it stands, and its tensors; written at intervals and at signals, and read again."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from torch.optim import Optimizer
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import entries, read_json, remove_folder, write_bytes, write_json
 from ehrsequencing.core.outputs import CHECKPOINT, complete_folder, read_manifest, write_manifest
-from ehrsequencing.core.signals import Stop, Stopped, noted_signals
 from ehrsequencing.results.result_types import EpochRow
 
 
@@ -35,8 +33,27 @@ class TrainingState:
     history: list[EpochRow] = field(default_factory=list)
 
 
-def save_checkpoint(folder: Path, state: TrainingState, tensors: Mapping[str, Tensor]) -> None:
-    """Write a checkpoint under `folder`, then remove the one before."""
+def save_checkpoint(
+    folder: Path,
+    state: TrainingState,
+    models: Mapping[str, nn.Module],
+    optimizers: Mapping[str, Optimizer],
+) -> None:
+    """Write a checkpoint under `folder`, then remove the one before.
+
+    Args:
+        folder: Of the checkpoints.
+        state: Where the run stands.
+        models: By the beginning of their tensors' names.
+        optimizers: Likewise; of these the moments are kept.
+    """
+    tensors: dict[str, Tensor] = {}
+    for prefix, module in models.items():
+        tensors |= {f"{prefix}.{key}": value for key, value in module.state_dict().items()}
+    for prefix, optimizer in optimizers.items():
+        for number, moments in optimizer.state_dict()["state"].items():
+            for key, value in moments.items():
+                tensors[f"{prefix}.{number}.{key}"] = torch.as_tensor(value)
     name = f"step-{state.global_step:08d}-{state.epoch:05d}"
     if (folder / name).exists():  # it was damaged, and the run went on from the one before
         remove_folder(folder / name)
@@ -54,27 +71,15 @@ def _checkpoints(folder: Path) -> list[Path]:
     return sorted(path for path in entries(folder) if path.name.startswith("step-"))
 
 
-@contextmanager
-def saved_at_signals(save: Callable[[], None]) -> Iterator[Stop]:
-    """Save a checkpoint when a signal ends the block at one of the moments that it asks about (`leave_if_asked`).
+def load_checkpoint(
+    folder: Path, models: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer]
+) -> TrainingState | None:
+    """Put the tensors of the newest checkpoint back, and return its state; None where there is none.
 
     Args:
-        save: Writes the checkpoint.
-
-    Raises:
-        Stopped: After that. A second signal raises `KeyboardInterrupt` at once, and nothing is saved.
-    """
-    with noted_signals() as stop:
-        try:
-            yield stop
-            stop.leave_if_asked()
-        except Stopped:
-            save()
-            raise
-
-
-def load_checkpoint(folder: Path) -> tuple[TrainingState, dict[str, Tensor]] | None:
-    """The newest checkpoint, or None where there is none.
+        folder: As of `save_checkpoint`.
+        models: As there.
+        optimizers: As there.
 
     Raises:
         EhrseqError: It is damaged.
@@ -89,35 +94,11 @@ def load_checkpoint(folder: Path) -> tuple[TrainingState, dict[str, Tensor]] | N
     try:
         read_manifest(newest, what=CHECKPOINT.what)
         state = TrainingState(**read_json(newest / "state.json"))
-        return state, load_file(newest / "state.safetensors")
+        tensors = load_file(newest / "state.safetensors")
     except (EhrseqError, SafetensorError) as error:
         raise EhrseqError(
             f"is damaged: {error}", where=str(newest), fix="start again in an empty folder"
         ) from error
-
-
-def pack_tensors(
-    models: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer]
-) -> dict[str, Tensor]:
-    """Every tensor of a run under one flat set of names: the named models' weights and optimisers' moments."""
-    out: dict[str, Tensor] = {}
-    for prefix, module in models.items():
-        out |= {f"{prefix}.{name}": value for name, value in module.state_dict().items()}
-    for prefix, optimizer in optimizers.items():
-        for number, moments in optimizer.state_dict()["state"].items():
-            out |= {
-                f"{prefix}.{number}.{name}": torch.as_tensor(value)
-                for name, value in moments.items()
-            }
-    return out
-
-
-def unpack_tensors(
-    tensors: Mapping[str, Tensor],
-    models: Mapping[str, nn.Module],
-    optimizers: Mapping[str, Optimizer],
-) -> None:
-    """Put back what `pack_tensors` took."""
     for prefix, module in models.items():
         module.load_state_dict(_under(prefix, tensors))
     for prefix, optimizer in optimizers.items():
@@ -126,6 +107,7 @@ def unpack_tensors(
             number, key = name.split(".")
             moments.setdefault(int(number), {})[key] = value
         optimizer.load_state_dict({**optimizer.state_dict(), "state": moments})
+    return state
 
 
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ import numpy as np
 from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.files import read_json, read_json_lines, write_json
 from ehrsequencing.core.outputs import ARRAYS_FILE, BLEND_FILE, HISTORY, RUN, read_manifest
-from ehrsequencing.predictors.blend import STACKED, Blend, Stack, fit_stack
+from ehrsequencing.predictors.blend import STACKED, Stack, fit_stack
 from ehrsequencing.predictors.fit import fit_blend, fit_last_step
 from ehrsequencing.predictors.predictor import NETWORK, Predictor
 from ehrsequencing.records.account import PeopleCounts, Reference, Rounded
@@ -68,13 +68,21 @@ def fit(
         if processes.totals(float(is_finished)) != [0.0]:
             return
         started = time.monotonic()
-        stack = _stack(plan, say) if plan.fits_stack and processes.is_first else None
+        stack, training = None, plan.settings
+        teaches = training.distillation > 0 and training.network and not plan.is_member
+        has_stack = training.blend is True or not training.network or teaches
+        if has_stack and processes.is_first:
+            stack = fit_stack(
+                plan.fitting_data(),
+                progress=lambda done, of: say(f"fitting trees and Cox, {done + 1} of {of}"),
+            )
         fitted = time.monotonic()
-        if plan.settings.distillation > 0 and plan.taught is None:
+        if training.distillation > 0 and plan.taught is None:
             of_first = None if stack is None else stack.out_of_fold
-            plan = replace(plan, taught=processes.from_first(of_first, plan.shape))
+            shape = len(plan.train), plan.config.causes, plan.config.bins
+            plan = replace(plan, taught=processes.from_first(of_first, shape))
         trained = None
-        if plan.settings.network:
+        if training.network:
             from ehrsequencing.training.train import Trainer
 
             if plan.config.query_follows_visit:
@@ -83,7 +91,7 @@ def fit(
             trainer = trainer or Trainer(plan, processes)
             trainer.objective.taught = plan.taught
             on_start(trainer.started_from)
-            if plan.settings.members == 1:
+            if training.members == 1:
                 trained = trainer.train(out, resume=resume, on_progress=on_progress)
             else:
                 trained = _members(plan, out, trainer, on_progress)
@@ -93,14 +101,6 @@ def fit(
         if processes.is_first:
             seconds = {STACKED: fitted - started, NETWORK: time.monotonic() - fitted}
             _write(plan, out, stack, trained, seconds)
-
-
-def _stack(plan: Plan, say: Say) -> Stack:
-    """Trees and Cox, as parts of the answer or for the network to learn from."""
-    return fit_stack(
-        plan.fitting_data(),
-        progress=lambda done, of: say(f"fitting trees and Cox, {done + 1} of {of}"),
-    )
 
 
 def _members(
@@ -121,8 +121,15 @@ def _members(
         def show(progress: "Progress", number: int = number) -> None:
             on_progress(replace(progress, member=number + 1, members=count))
 
+        update = {"seed": plan.settings.seed + number, "members": 1, "blend": False}
+        training = plan.settings.model_copy(update=update)
         fit(
-            plan.member(number),
+            replace(
+                plan,
+                study=plan.study.model_copy(update={"training": training}),
+                config=plan.config.model_copy(update={"members": 1}),
+                is_member=True,
+            ),
             folder,
             resume=True,
             processes=processes,
@@ -155,10 +162,26 @@ def _write(
     }
     if plan.loss is not None:
         facts["loss"] = provenance(plan.loss)
-    predictor, more = None, tuple[str, ...]()
+    predictor: Predictor | None = None
+    more = tuple[str, ...]()
     if stack is not None and (plan.settings.blend or trained is None):
         out.mkdir(parents=True, exist_ok=True)
-        predictor, facts["blend"] = _save_blend(plan, out, stack.fitted, trained)
+        data, blend = plan.fitting_data(), stack.fitted
+        if trained is None:  # trees and Cox alone
+            step = fit_last_step(blend, data)
+            correction = None if step is None else (step.intercept, step.slope)
+            blend.save(out, correction)
+            predictor = blend if correction is None else blend.recalibrated(*correction)
+            facts["blend"] = {"parts": [one.name for one in blend.parts]}
+        else:
+            network = trained.predictor(plan.code_types)
+            predictor = blend = fit_blend(network, blend, data, trained.last_step)
+            blend.save(out)
+            weights = blend.weights.value[:, 0].tolist()
+            facts["blend"] = {
+                "parts": [one.name for one in blend.shares[0]],
+                "weight_of_network": dict(zip(plan.task.causes, weights, strict=True)),
+            }
         more = (BLEND_FILE, ARRAYS_FILE)
     write_run(plan, out, trained, facts, predictor=predictor, more=more)
 
@@ -186,7 +209,23 @@ def write_run(
     if not plan.is_member and (plan.prepared.folder / PEOPLE).is_file():  # older sets lack it
         if predictor is None and trained is not None and plan.config.head == "horizon":
             predictor = trained.predictor(plan.code_types)
-        kept = _reference(plan, trained, predictor)
+
+        def risk(records: TaskRecords) -> Floats:
+            if predictor is not None:
+                return predictor.risk(records, plan.task.horizons, start_days=plan.task.blanking)
+            assert trained is not None
+            return trained.visit_hazards(records, plan.code_types).astype(np.float64)
+
+        # made-up people, and those of the prepared set, with the risks of the run
+        prepared, vocabulary = plan.prepared, plan.prepared.vocabulary
+        tuning = plan.tuning.take(some_people(len(plan.tuning.timelines)))
+        columns, excluded = draw_reference(vocabulary), CodeMatcher(prepared.manifest["excluded"])
+        made_up = risk(encode_reference(columns, vocabulary, excluded, prepared.study.visits))
+        risks = quantiles_of_risks(risk(tuning), tuning.rows)
+        kept = {
+            REFERENCE: columns | {"risk": made_up.round(6).tolist()},
+            PEOPLE: read_json(prepared.folder / PEOPLE) | {"risks": risks},
+        }
         if predictor is not None:
             facts = {**facts, "learned": learned(plan, predictor)}
     for name, content in kept.items():
@@ -217,45 +256,3 @@ def learned(plan: Plan, predictor: Predictor) -> bool:
     _, person = np.unique(rows.subject, return_inverse=True)
     gains = np.bincount(person, gain)
     return bool(gains.mean() > 2 * gains.std() / np.sqrt(len(gains)))
-
-
-def _reference(
-    plan: Plan, trained: "Trained | None", predictor: Predictor | None
-) -> dict[str, Reference | PeopleCounts[Rounded]]:
-    """Content of `reference.json` and `people.json`: made-up people and those of the prepared set, with risks."""
-
-    def risk(records: TaskRecords) -> Floats:
-        if predictor is not None:
-            return predictor.risk(records, plan.task.horizons, start_days=plan.task.blanking)
-        assert trained is not None
-        return trained.visit_hazards(records, plan.code_types).astype(np.float64)
-
-    prepared, vocabulary = plan.prepared, plan.prepared.vocabulary
-    tuning = plan.tuning.take(some_people(len(plan.tuning.timelines)))
-    columns, excluded = draw_reference(vocabulary), CodeMatcher(prepared.manifest["excluded"])
-    made_up = risk(encode_reference(columns, vocabulary, excluded, prepared.study.visits))
-    risks = quantiles_of_risks(risk(tuning), tuning.rows)
-    return {
-        REFERENCE: columns | {"risk": made_up.round(6).tolist()},
-        PEOPLE: read_json(prepared.folder / PEOPLE) | {"risks": risks},
-    }
-
-
-def _save_blend(
-    plan: Plan, out: Path, stacked: Blend, trained: "Trained | None"
-) -> tuple[Predictor, dict[str, object]]:
-    """Save the blend, or trees and Cox alone; it, and what the manifest says of it."""
-    data = plan.fitting_data()
-    if trained is None:
-        step = fit_last_step(stacked, data)
-        correction = None if step is None else (step.intercept, step.slope)
-        stacked.save(out, correction)
-        whole = stacked if correction is None else stacked.recalibrated(*correction)
-        return whole, {"parts": [one.name for one in stacked.parts]}
-    blend = fit_blend(trained.predictor(plan.code_types), stacked, data, trained.last_step)
-    blend.save(out)
-    of_network = blend.weights.value[:, 0].tolist()
-    return blend, {
-        "parts": [one.name for one in blend.shares[0]],
-        "weight_of_network": dict(zip(plan.task.causes, of_network, strict=True)),
-    }

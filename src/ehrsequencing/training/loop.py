@@ -24,17 +24,14 @@ from torch import Tensor, nn
 from ehrsequencing.batches.loader import Step, SubjectLoader, on_device
 from ehrsequencing.config import TrainingConfig
 from ehrsequencing.core.arrays import Ints
-from ehrsequencing.core.signals import Stop, keep_freed_memory
+from ehrsequencing.core.signals import Stop, Stopped, keep_freed_memory, noted_signals
 from ehrsequencing.models.code_effects import CodeEffects
 from ehrsequencing.models.hazards import HazardsOverTime
 from ehrsequencing.results.result_types import EpochRow
 from ehrsequencing.training.checkpoints import (
     TrainingState,
     load_checkpoint,
-    pack_tensors,
     save_checkpoint,
-    saved_at_signals,
-    unpack_tensors,
 )
 from ehrsequencing.training.device import Losses, autocast
 from ehrsequencing.training.objectives import CLIP_NORM, BesideHazards
@@ -154,28 +151,60 @@ class Training:
             Stopped: A signal has come; a checkpoint was saved.
         """
         keep_freed_memory()  # steps ask for the same blocks again and again
-        state = self._start(checkpoints, resume=resume)
+        state = None
+        if resume:
+            state = load_checkpoint(checkpoints, self.modules, self.optimizers)
+        state = state or TrainingState()
+        state.finished = self.is_over(state)  # epochs and patience may have changed
         self.processes.totals(0.0)  # all have read the checkpoint before process 0 writes another
         self.checkpoints = checkpoints if self.processes.is_first else None
         # Several processes end at once at a signal: one of them would wait for the others' gradients.
-        signals = saved_at_signals(lambda: self.save(state))
-        with nullcontext(Stop()) if self.processes.several else signals as stop:
-            while not state.finished:
-                started = time.monotonic()
-                steps = self.steps_of_epoch(state.epoch)
-                self._train_epoch(state, steps, str(out), stop, on_progress)
-                row = self._end_epoch(state, stop)
-                row["seconds"] = round(time.monotonic() - started, 2)
-                state.history.append(row)
-                if not state.finished and self.is_save_due:
-                    self.save(state)  # else the run itself is about to be written
-                if self.processes.is_first:
-                    write_history(out, state.history)
-                counts = state.epoch, self.settings.epochs, len(steps), len(steps)
-                word = self.objective.word
-                mean, tuning = row[f"train_{word}"], row[f"tuning_{word}"]
-                on_progress(Progress(*counts, mean, tuning, ended=True, best=row["best"]))
+        with nullcontext(Stop()) if self.processes.several else noted_signals() as stop:
+            try:
+                while not state.finished:
+                    self._run_epoch(state, out, stop, on_progress)
+                stop.leave_if_asked()
+            except Stopped:
+                if not self.processes.several:
+                    self.save(state)
+                raise
         return state
+
+    def _run_epoch(
+        self, state: TrainingState, out: Path, stop: Stop, on_progress: ShowProgress
+    ) -> None:
+        """One epoch, or what is left of it: its steps, and its averaged weights, kept if they are the best so far."""
+        started, word = time.monotonic(), self.objective.word
+        steps = self.steps_of_epoch(state.epoch)
+        self._train_epoch(state, steps, str(out), stop, on_progress)
+        losses = self.objective.tuning_losses(self.averaged, stop)
+        decisive = losses[f"tuning_{word}"]
+        is_best = decisive < state.best_nll
+        if is_best:
+            state.best_nll, state.best_epoch = decisive, state.epoch + 1
+            state.stale_epochs = 0
+            self.best.load_state_dict(self.averaged.state_dict())
+        elif state.global_step > self.settings.warmup_steps:
+            state.stale_epochs += 1  # before, the averaged weights are hardly trained
+        row: EpochRow = {
+            "epoch": state.epoch + 1,
+            "steps": state.step,
+            f"train_{word}": state.loss_sum / max(state.row_count, 1),
+            **losses,
+            "best": is_best,
+            "seconds": round(time.monotonic() - started, 2),
+        }
+        state.history.append(row)
+        state.epoch, state.step = state.epoch + 1, 0
+        state.loss_sum, state.row_count = 0.0, 0
+        state.finished = self.is_over(state)
+        if not state.finished and self.is_save_due:
+            self.save(state)  # else the run itself is about to be written
+        if self.processes.is_first:
+            write_history(out, state.history)
+        counts = state.epoch, self.settings.epochs, len(steps), len(steps)
+        mean = row[f"train_{word}"]
+        on_progress(Progress(*counts, mean, decisive, ended=True, best=is_best))
 
     def _train_epoch(
         self,
@@ -204,30 +233,6 @@ class Training:
             on_progress(Progress(*counts, mean, last))
             stop.leave_if_asked(partial(losses.read, state))
         losses.read(state)
-
-    def _end_epoch(self, state: TrainingState, stop: Stop) -> EpochRow:
-        """Keep the averaged weights if they are the best so far; the epoch's row of the history, without its time."""
-        word = self.objective.word
-        tuning = self.objective.tuning_losses(self.averaged, stop)
-        decisive = tuning[f"tuning_{word}"]
-        is_best = decisive < state.best_nll
-        if is_best:
-            state.best_nll, state.best_epoch = decisive, state.epoch + 1
-            state.stale_epochs = 0
-            self.best.load_state_dict(self.averaged.state_dict())
-        elif state.global_step > self.settings.warmup_steps:
-            state.stale_epochs += 1  # before, the averaged weights are hardly trained
-        row: EpochRow = {
-            "epoch": state.epoch + 1,
-            "steps": state.step,
-            f"train_{word}": state.loss_sum / max(state.row_count, 1),
-            **tuning,
-            "best": is_best,
-        }
-        state.epoch, state.step = state.epoch + 1, 0
-        state.loss_sum, state.row_count = 0.0, 0
-        state.finished = self.is_over(state)
-        return row
 
     # ---- one step ----------------------------------------------------------------------------------------------------
 
@@ -291,7 +296,7 @@ class Training:
         if self.beside is not None:
             self.beside.step(learning_rate(self.settings, state.global_step, self.length))
         state.global_step += 1
-        average(self.averaged, self.module, step=state.global_step, most=self.settings.ema)
+        average(self.averaged, self.module, step=state.global_step)
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------
 
@@ -308,18 +313,8 @@ class Training:
     def save(self, state: TrainingState) -> None:
         """Save a checkpoint, in process 0."""
         if self.checkpoints is not None:
-            save_checkpoint(self.checkpoints, state, pack_tensors(self.modules, self.optimizers))
+            save_checkpoint(self.checkpoints, state, self.modules, self.optimizers)
         self._saved_at = time.monotonic()
-
-    def _start(self, checkpoints: Path, *, resume: bool) -> TrainingState:
-        """A new state, or that of the newest checkpoint with all its tensors."""
-        checkpoint = load_checkpoint(checkpoints) if resume else None
-        if checkpoint is None:
-            return TrainingState()
-        state, tensors = checkpoint
-        unpack_tensors(tensors, self.modules, self.optimizers)
-        state.finished = self.is_over(state)  # epochs and patience may have changed
-        return state
 
 
 def full_step(loader: SubjectLoader, settings: TrainingConfig) -> tuple[int, float]:
@@ -338,18 +333,18 @@ def step_seed(seed: int, step: int, rank: int = 0) -> int:
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-EMA_WARMUP = 4
+EMA_WARMUP, MOST_EMA = 4, 0.9999
 
 
 @torch.no_grad()
-def average(averaged: nn.Module, module: nn.Module, *, step: int, most: float) -> None:
+def average(averaged: nn.Module, module: nn.Module, *, step: int) -> None:
     """Average in the weights after step number `step`, from 1: `average ← decay · average + (1 − decay) · weight`.
 
     The decay warms up as (1 + t) / (w + t), w = 4: then what came before a share f of the run has about f^(w − 1) of
-    the average, however long the run, and the last quarter has more than half. `most` is the most it becomes: .9999
-    is reached after 30,000 steps.
+    the average, however long the run, and the last quarter has more than half. The most it becomes is .9999, after
+    30,000 steps.
     """
-    decay = min(most, (1 + step) / (EMA_WARMUP + step))
+    decay = min(MOST_EMA, (1 + step) / (EMA_WARMUP + step))
     target, source = list[Tensor](averaged.parameters()), list[Tensor](module.parameters())
     torch._foreach_lerp_(target, source, 1.0 - decay)
 

@@ -1,7 +1,7 @@
 """What a study, a cohort and its records decide before anything is fitted; records are opened here, once."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -94,7 +94,11 @@ class Plan:
         tuning = prepared.outcome_records(task_name, "tuning")
         if not as_given:
             study = study_for_cohort(study, task, train, transfers=init is not None)
-        transfer = None if init is None else init.transfer(study.transfer, prepared)
+        transfer = None
+        if init is not None:
+            from ehrsequencing.training.transfer import Transfer  # torch
+
+            transfer = Transfer(init, study.transfer, prepared)
         _refuse_hopeless(train, tuning, task, where=f"task {task.name} in {prepared.folder}")
         training = study.training.model_copy(update={"blend": False})
         if not as_given:
@@ -124,18 +128,6 @@ class Plan:
         return self.study.training
 
     @property
-    def fits_stack(self) -> bool:
-        """Whether trees and Cox are fitted: as parts of the answer, or for the network to learn from."""
-        training = self.settings
-        teaches = training.distillation > 0 and training.network and not self.is_member
-        return training.blend is True or not training.network or teaches
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Of hazards at the training rows: (R, causes, bins)."""
-        return len(self.train), self.config.causes, self.config.bins
-
-    @property
     def code_types(self) -> Ints | None:
         """(V,) type of each token, where the network has an embedding for it."""
         return self.prepared.vocabulary.code_types if self.config.code_types else None
@@ -153,13 +145,6 @@ class Plan:
             trials=self.study.evaluation.tuning_trials or 1,
             recalibration=self.settings.recalibration,
         )
-
-    def member(self, number: int) -> "Plan":
-        """The plan of one network of an ensemble, of which there are `training.members`, from 0."""
-        update = {"seed": self.settings.seed + number, "members": 1, "blend": False}
-        study = self.study.model_copy(update={"training": self.settings.model_copy(update=update)})
-        config = self.config.model_copy(update={"members": 1})
-        return replace(self, study=study, config=config, is_member=True)
 
     @property
     def made_of(self) -> dict[str, str]:
@@ -182,31 +167,6 @@ class Plan:
         return fingerprint_of(self.prepared.identity(self.task.name), self.made_of)
 
 
-def why_alone(
-    study: StudyConfig, task: TaskConfig, train: TaskRecords, *, init: "Pretrained | None"
-) -> str | None:
-    """Why trees and Cox cannot be part of the answer beside a network; None where they can."""
-    if init is not None:
-        return (
-            "the model to start from may have seen the people on whom the weights of a blend are fitted, their later "
-            "visits included"
-        )
-    if reason := _without_trees(study, task):
-        return reason
-    if subjects_with_event(train.rows) < FEWEST_EVENTS:
-        return f"fewer than {FEWEST_EVENTS} training subjects have the event of interest"
-    return None
-
-
-def _without_trees(study: StudyConfig, task: TaskConfig) -> str | None:
-    """Why trees and Cox cannot answer the question at all."""
-    if study.model.head == "visit":
-        return "the visit head has no hazards per day"
-    if task.outcomes is not None:
-        return "trees and Cox answer for the task's causes only, and the task has outcomes"
-    return None
-
-
 def _with_blend(
     study: StudyConfig,
     task: TaskConfig,
@@ -219,7 +179,11 @@ def _with_blend(
     Raises:
         EhrseqError: What the study asks for is not possible here.
     """
-    training, impossible = study.training, _without_trees(study, task)
+    training, impossible = study.training, None  # why trees and Cox cannot answer at all
+    if task.outcomes is not None:
+        impossible = "trees and Cox answer for the task's causes only, and the task has outcomes"
+    if study.model.head == "visit":
+        impossible = "the visit head has no hazards per day"
     if training.distillation > 0 and impossible is not None:
         raise EhrseqError(
             impossible, where="training.distillation", fix="leave out training.distillation"
@@ -234,7 +198,14 @@ def _with_blend(
         return training.model_copy(update={"blend": False})
     if training.blend is False:
         return training
-    reason = why_alone(study, task, train, init=init)
+    reason = impossible
+    if reason is None and subjects_with_event(train.rows) < FEWEST_EVENTS:
+        reason = f"fewer than {FEWEST_EVENTS} training subjects have the event of interest"
+    if init is not None:
+        reason = (
+            "the model to start from may have seen the people on whom the weights of a blend are fitted, their later "
+            "visits included"
+        )
     if training.blend and reason is not None:
         raise EhrseqError(
             f"is not possible: {reason}",

@@ -78,7 +78,19 @@ class Trainer:
             for split in (plan.train, plan.tuning)
         )
         _, share_of_epoch = full_step(self.loader, self.settings)
-        self._start_model()
+
+        # the model at its start: at the cohort's own hazards, or with another model's weights
+        torch.manual_seed(self.settings.seed)
+        self.model = build_model(self.config.model_copy(update={"members": 1}))
+        if self.config.head == "horizon":
+            hazards = plan.fitting_data().cohort_hazards()
+            self.model.head.set_bias(torch.from_numpy(hazards))
+        if self.model.table is not None:
+            vocabulary = plan.prepared.vocabulary
+            self.model.table.set_columns(vocabulary.value_columns, vocabulary.base)
+        self.started_from = None if plan.transfer is None else plan.transfer.start(self.model)
+        if isinstance(self.model.outcomes, OutcomeHead):
+            self.model.outcomes.set_bias(starting_outcome_hazards(self.config, plan.train))
         self.model.to(training_device(self.settings.device))
 
         # what it learns; losses are divided by what is expected in a full step, never by what this one has
@@ -93,7 +105,7 @@ class Trainer:
         if plan.loss is not None:
             self.learned = OwnObjective(plan.loss, self.objective)
         self.beside: BesideHazards | None = None
-        trains_codes = plan.transfer is None or plan.transfer.trains_codes
+        trains_codes = plan.transfer is None or plan.transfer.settings.mode == "full"
         if (
             self.settings.masked_codes > 0
             and trains_codes
@@ -110,21 +122,6 @@ class Trainer:
             beside=self.beside,
             processes=processes,
         )
-
-    def _start_model(self) -> None:
-        """The model at its start: at the cohort's own hazards, or with another model's weights."""
-        plan = self.plan
-        torch.manual_seed(self.settings.seed)
-        self.model = build_model(self.config.model_copy(update={"members": 1}))
-        if self.config.head == "horizon":
-            hazards = plan.fitting_data().cohort_hazards()
-            self.model.head.set_bias(torch.from_numpy(hazards))
-        if self.model.table is not None:
-            vocabulary = plan.prepared.vocabulary
-            self.model.table.set_columns(vocabulary.value_columns, vocabulary.base)
-        self.started_from = None if plan.transfer is None else plan.transfer.start(self.model)
-        if isinstance(self.model.outcomes, OutcomeHead):
-            self.model.outcomes.set_bias(starting_outcome_hazards(self.config, plan.train))
 
     def train(
         self,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,14 +30,10 @@ from ehrsequencing.results.result_types import Origin
 MATCHES = ("name", "ancestor", "none")  # how a code is found in the other vocabulary
 
 
-_ANEW = (
-    "head.",
-    "wide_head.",
-    "code_effects.",
-    "table.",
-    "outcomes.",
-)  # parameters of what answers the question
-_OF_PRETRAINING = (  # facts that a run which starts from it repeats, for its audit
+# parameters of what answers the question
+_ANEW = ("head.", "wide_head.", "code_effects.", "table.", "outcomes.")
+_KEPT = (  # facts that a run which starts from it repeats, for its audit
+    "kind",
     "task",
     "prepared",
     "data",
@@ -48,6 +44,7 @@ _OF_PRETRAINING = (  # facts that a run which starts from it repeats, for its au
     "vocabulary",
     "codes",
     "fingerprint",
+    "init",
 )
 
 
@@ -84,25 +81,6 @@ class Pretrained:
     def model(self) -> SurvivalModel:
         """The model, in evaluation mode."""
         return load_model(self.folder)
-
-    def transfer(self, settings: TransferConfig, prepared: Prepared) -> "Transfer":
-        """How a training on a prepared set starts from this model."""
-        return Transfer(self, settings, prepared)
-
-    @property
-    def facts(self) -> Origin:
-        """What a run that starts from this model records of it."""
-        kept = {key: self.manifest[key] for key in _OF_PRETRAINING if key in self.manifest}
-        weights = self.manifest["files"].get("model.safetensors")
-        own = {
-            "folder": str(self.folder.resolve()),
-            "kind": self.manifest["kind"],
-            "weights": weights,
-            **kept,
-        }
-        # what that run started from in its turn: the chain goes back to new weights
-        before = self.manifest.get("init")
-        return cast(Origin, own if before is None else {**own, "init": before})
 
 
 # ---- codes of two vocabularies ---------------------------------------------------------------------------------------
@@ -158,11 +136,17 @@ def match_vocabularies(
         if key is None:
             continue
         code, summary, bin_ = key
-        name = code if code in theirs.index else _nearest_ancestor(code, parents, theirs)
-        their = None if name is None else their_token.get((name, summary, bin_))
+        # the nearest ancestor that has a token there; of several at one distance the first named
+        level, seen = [code], {code}
+        known = [one for one in level if one in theirs.index]
+        while level and not known:
+            level = [up for one in level for up in parents.get(one, ()) if up not in seen]
+            seen.update(level)
+            known = [up for up in level if up in theirs.index]
+        their = their_token.get((known[0], summary, bin_)) if known else None
         if their is not None:
             source[token] = their
-            how[token] = MATCHES.index("name" if name == code else "ancestor")
+            how[token] = MATCHES.index("name" if known[0] == code else "ancestor")
     return Match(source, how)
 
 
@@ -172,20 +156,6 @@ def _token_keys(vocabulary: Vocabulary) -> list[tuple[str, int, int] | None]:
     keys += [(code, -1, -1) for code in vocabulary.codes]
     names = vocabulary.tokens
     return keys + [(names[one.code], one.summary, one.bin) for one in vocabulary.made]
-
-
-def _nearest_ancestor(
-    code: str, parents: Mapping[str, list[str]], theirs: Vocabulary
-) -> str | None:
-    """The nearest ancestor that has a token there; of several at one distance the first named."""
-    level, seen = [code], {code}
-    while level:
-        level = [up for one in level for up in parents.get(one, ()) if up not in seen]
-        seen.update(level)
-        for up in level:
-            if up in theirs.index:
-                return up
-    return None
 
 
 # ---- weights ---------------------------------------------------------------------------------------------------------
@@ -209,11 +179,6 @@ class Transfer:
         return digest(
             [self.source.manifest["files"].get("model.safetensors"), self.settings.model_dump()]
         )
-
-    @property
-    def trains_codes(self) -> bool:
-        """Whether the copied codes and visit encoder are trained: the masked codes of `training` need that."""
-        return self.settings.mode == "full"
 
     def config(self, model: ModelSettings) -> ModelSettings:
         """The other model's settings, with what the user gave.
@@ -240,27 +205,8 @@ class Transfer:
         data = Path(self.prepared.manifest.get("data_path", ""))
         parents = read_parents(data) if data.is_dir() else {}
         match = match_vocabularies(vocabulary, self.source.vocabulary, parents=parents)
-        copied = self._copy(model, match)
-        trainable = {name for name, p in model.named_parameters() if p.requires_grad}
-        if self.settings.mode != "full":
-            _freeze(model, copied, trainable)
-
-        train = self.prepared.timelines("train")
-        weight = np.bincount(train.codes, minlength=len(vocabulary))
-        weight = weight + np.bincount(train.static_codes, minlength=len(weight))
-        return {
-            **self.source.facts,
-            "transfer": self.settings.model_dump(),
-            "overlap": match.overlap(vocabulary, weight),
-        }
-
-    def _copy(self, model: SurvivalModel, match: Match) -> dict[str, Bools]:
-        """Copy every tensor that has a place here, row by row where the vocabulary decides the rows.
-
-        Returns:
-            Name of the parameter → which of its rows were copied.
-        """
-        copied: dict[str, Bools] = {}
+        # every tensor that has a place here, row by row where the vocabulary decides the rows
+        copied: dict[str, Bools] = {}  # name of the parameter → which of its rows were copied
         ours = dict(model.named_parameters())
         for name, tensor in self.source.model.named_parameters():
             if name not in ours or name.startswith(_ANEW):
@@ -274,7 +220,26 @@ class Transfer:
                 with torch.no_grad():
                     ours[name].copy_(tensor)
                 copied[name] = np.ones(len(tensor), dtype=np.bool_)
-        return copied
+        if self.settings.mode != "full":  # only the head and what was not copied is learned
+            for name, rows in copied.items():
+                ours[name].requires_grad_(not rows.all())
+                if not rows.all():
+                    free = torch.from_numpy(~rows).unsqueeze(1)
+                    hook: Any = ours[name].register_hook
+                    hook(lambda gradient, free=free: gradient * free.to(gradient.device))
+
+        train = self.prepared.timelines("train")
+        weight = np.bincount(train.codes, minlength=len(vocabulary))
+        weight = weight + np.bincount(train.static_codes, minlength=len(weight))
+        noted = self.source.manifest
+        return {
+            "folder": str(self.source.folder.resolve()),
+            "weights": noted["files"].get("model.safetensors"),
+            # with what that run started from in its turn: the chain goes back to new weights
+            **{key: noted[key] for key in _KEPT if key in noted},
+            "transfer": self.settings.model_dump(),
+            "overlap": match.overlap(vocabulary, weight),
+        }
 
     def _copy_codes(
         self, name: str, ours: Tensor, theirs: Tensor, match: Match, copied: dict[str, Bools]
@@ -297,18 +262,3 @@ class Transfer:
         with torch.no_grad():
             ours[torch.from_numpy(to)] = theirs[torch.from_numpy(origin)].to(ours.dtype)
         copied[name] = np.repeat(is_found, terms)
-
-
-def _freeze(model: SurvivalModel, copied: dict[str, Bools], trainable: set[str]) -> None:
-    """Leave only the head and what was not copied to be learned; of code tables, rows not copied."""
-    for name, parameter in model.named_parameters():
-        rows = copied.get(name)
-        if rows is None:
-            parameter.requires_grad_(name in trainable)
-        elif rows.all():
-            parameter.requires_grad_(False)
-        else:
-            parameter.requires_grad_(True)
-            free = torch.from_numpy(~rows).unsqueeze(1)
-            hook: Any = parameter.register_hook
-            hook(lambda gradient, free=free: gradient * free.to(gradient.device))

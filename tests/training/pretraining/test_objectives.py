@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -10,16 +10,15 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from ehrsequencing.batches.loader import SubjectLoader
+from ehrsequencing.batches.loader import Step, SubjectLoader
 from ehrsequencing.config import ModelConfig
-from ehrsequencing.config.base import objective
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import build_model
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.timelines import TaskRecords, Timelines
 from ehrsequencing.training.objectives import Masked, mask_codes
 from ehrsequencing.training.pretraining import objectives
-from ehrsequencing.training.pretraining.objectives import CodeObjective, Guesses, ObjectiveInputs, RecordBatch, measured
+from ehrsequencing.training.pretraining.objectives import CodeObjective, Guesses, ObjectiveInputs, measured
 from ehrsequencing.training.pretraining.targets import TargetCodes, times_to_codes, visit_rows
 from helpers.strategies import VOCAB, Records, pack, records
 from helpers.visits import Record, timelines_of
@@ -49,17 +48,26 @@ def timelines(seed: int = 0) -> Timelines:
     return timelines_of(found)
 
 
-def batch_of(found: Timelines, config: ModelConfig, model: SurvivalModel) -> RecordBatch:
+class Whole(NamedTuple):
+    """What an objective is asked about."""
+
+    model: SurvivalModel
+    step: Step
+    timelines: Timelines
+    states: Tensor
+
+
+def batch_of(found: Timelines, config: ModelConfig, model: SurvivalModel) -> Whole:
     loader = SubjectLoader.of_model(config, TaskRecords(found, visit_rows(found)))
     (step,) = loader.in_order(visit_budget=1000)
-    return RecordBatch(model, step, found, model.states(step.batch)[1])
+    return Whole(model, step, found, model.states(step.batch)[1])
 
 
-def made(name: str, *, seed: int = 0, **chosen: Any) -> tuple[CodeObjective, RecordBatch]:
+def made(name: str, *, seed: int = 0, **chosen: Any) -> tuple[CodeObjective, Whole]:
     torch.manual_seed(3)
     own = inputs(**chosen)
     model = build_model(own.config)
-    one: CodeObjective = objective.class_of(name)(own)
+    one: CodeObjective = objectives.OBJECTIVES[name](own)
     for parameter in one.parameters():  # away from the start, where scores do not depend on states
         torch.nn.init.normal_(parameter, std=0.3)
     return one, batch_of(timelines(seed), own.config, model)
@@ -126,7 +134,6 @@ def test_a_mask_that_leaves_the_code_in_the_visit_is_noticed(monkeypatch: pytest
 def test_the_future_is_no_input(architecture: str) -> None:
     """Other codes in the last visits change targets, and no state that predicts them."""
     one, whole = made("time_to_code", architecture=architecture)
-    assert whole.states is not None
     batch, last = whole.step.batch, (whole.step.batch.subject_offsets[1:] - 1).tolist()
     codes = batch.codes.clone()
     for row in last:
@@ -134,7 +141,7 @@ def test_the_future_is_no_input(architecture: str) -> None:
     states = whole.model.states(replace(batch, codes=codes))[1]
     asks = [row for row in range(batch.n_visits) if row not in last]
     torch.testing.assert_close(states[asks], whole.states[asks])
-    loss = one(whole).loss.mean()
+    loss = one(*whole).loss.mean()
     assert loss.requires_grad
     assert math.isfinite(float(loss.detach()))
 
@@ -151,7 +158,6 @@ def codes_of(found: Timelines, visit: int) -> dict[int, float]:
 def test_the_loss_of_the_time_to_every_code_is_its_formula() -> None:
     """Visit by visit, code by code, bin by bin; a record's last visit has no exposure."""
     one, whole = made("time_to_code")
-    assert whole.states is not None
     found, head = whole.timelines, one.get_submodule("head")
     log_hazards, edges = head.log_hazards(whole.states).double(), (0.0, *head.edges_days, math.inf)  # type: ignore[operator, misc]
     total, count = torch.zeros((), dtype=torch.float64), 0
@@ -170,25 +176,25 @@ def test_the_loss_of_the_time_to_every_code_is_its_formula() -> None:
                     total = total + log_hazards[visit, code, k].exp() * at_risk
                     if waits and edges[k] < stop <= edges[k + 1]:
                         total = total - log_hazards[visit, code, k]
-    torch.testing.assert_close(one(whole).loss.double().mean(), total / count, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(one(*whole).loss.double().mean(), total / count, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", sorted(objective.names))
+@pytest.mark.parametrize("name", sorted(objectives.OBJECTIVES))
 def test_frequencies_lose_what_the_untrained_objective_does(name: str) -> None:
     """Scores that are the starting ones alone: the model and the codes' frequencies then say the same."""
     one, whole = made(name, seed=2)
-    fresh: CodeObjective = objective.class_of(name)(one.inputs)
+    fresh: CodeObjective = objectives.OBJECTIVES[name](one.inputs)
     with torch.no_grad():
         for part, parameter in fresh.named_parameters():
             if part in ("scores.W_q.weight", "scores.W_q.bias", "head.vectors.weight"):
                 parameter.zero_()
     torch.manual_seed(5)
-    guesses = fresh(whole, measure=True)
+    guesses = fresh(*whole, measure=True)
     assert guesses is not None
     assert len(guesses.loss) == len(guesses.visit) > 1
     torch.testing.assert_close(guesses.loss, guesses.by_frequency)
     torch.manual_seed(5)
-    away: Guesses = one(whole, measure=True)
+    away: Guesses = one(*whole, measure=True)
     torch.testing.assert_close(away.by_frequency, guesses.by_frequency)
     assert not torch.allclose(away.loss, guesses.loss)
 
@@ -211,6 +217,6 @@ def test_without_a_target_there_is_no_guess() -> None:
     own = inputs()
     model = build_model(own.config)
     found = timelines_of([((0.0, ((6, math.nan),)),)])  # one visit, whose code is no target
-    for name in objective.names:
-        one: CodeObjective = objective.class_of(name)(own)
-        assert one(batch_of(found, own.config, model)) is None
+    for name in objectives.OBJECTIVES:
+        one: CodeObjective = objectives.OBJECTIVES[name](own)
+        assert one(*batch_of(found, own.config, model)) is None

@@ -123,7 +123,7 @@ def test_frozen_weights_stay_and_the_rest_learns(pretrained: Path, sim_prepared:
 def test_what_cannot_be_pretrained_is_refused(sim_prepared: Path, sim_run: Path, tmp_path: Path) -> None:
     with pytest.raises(EhrseqError, match="would see what it should guess"):
         pretrain(sim_prepared, tmp_path / "a", "model.attention=bidirectional")
-    with pytest.raises(EhrseqError, match="is not one of"):
+    with pytest.raises(EhrseqError, match="should be 'masked_codes' or 'time_to_code'"):
         load_study(None, ["pretraining.objectives=[guessing]"])
     with pytest.raises(EhrseqError, match="no model to start from"):
         Pretrained(sim_prepared)

@@ -1,7 +1,6 @@
 """What pretraining learns: to guess a code taken from a visit, and how long after each visit every code comes next.
 
-Each objective is one class with `@objective("name")`, here or in a module of your own. `PretrainingObjective` is their
-weighted sum, which the training loop learns.
+`PretrainingObjective` is the weighted sum of these objectives, which the training loop learns.
 """
 
 from collections.abc import Mapping
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 
 from ehrsequencing.batches.loader import Step, SubjectLoader, on_device
 from ehrsequencing.config import ModelConfig, TrainingConfig
-from ehrsequencing.config.base import objective
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.signals import Stop
 from ehrsequencing.models.base import SurvivalModel
@@ -60,17 +58,6 @@ class ObjectiveInputs:
 
 
 @dataclass(frozen=True)
-class RecordBatch:
-    """One batch of whole records, and what its targets are looked up in."""
-
-    model: SurvivalModel
-    step: Step  # `rows` are visits of `timelines`, `positions` their rows in the batch
-    timelines: Timelines
-    # (N, d) after the timeline; None where no objective looks at the whole record
-    states: Tensor | None
-
-
-@dataclass(frozen=True)
 class Guesses:
     """What an objective loses at each visit with a target, in nats."""
 
@@ -86,7 +73,7 @@ class CodeObjective(nn.Module):
 
     Attributes:
         is_bidirectional: Whether it may be used with `model.attention=bidirectional`.
-        needs_states: Whether it looks at the states of the whole record (`RecordBatch.states`).
+        needs_states: Whether it looks at the states of the whole record .
     """
 
     is_bidirectional = False
@@ -96,15 +83,30 @@ class CodeObjective(nn.Module):
         super().__init__()
         self.inputs = inputs
 
-    def forward(self, batch: RecordBatch, *, measure: bool = False) -> Guesses | None:
-        """The losses of a batch; None where it has no target. To `measure` also says what frequencies would lose."""
+    def forward(
+        self,
+        model: SurvivalModel,
+        step: Step,
+        timelines: Timelines,
+        states: Tensor | None,
+        *,
+        measure: bool = False,
+    ) -> Guesses | None:
+        """The losses of a batch; None where it has no target.
+
+        Args:
+            model: Whose states are looked at.
+            step: One batch of whole records: `rows` are visits of `timelines`, `positions` their rows in the batch.
+            timelines: What its targets are looked up in.
+            states: (N, d) after the timeline; None where no objective looks at the whole record.
+            measure: Whether to say what frequencies would lose, too.
+        """
         raise NotImplementedError
 
 
 # ---- masked codes ----------------------------------------------------------------------------------------------------
 
 
-@objective("masked_codes")
 class MaskedCodes(CodeObjective):
     """BERT's masked token (Devlin et al. 2019), one code of a visit at a time.
 
@@ -124,28 +126,36 @@ class MaskedCodes(CodeObjective):
         self.register_buffer("start", self.scores.bias.detach().clone(), persistent=False)
         self.start: Tensor
 
-    def forward(self, batch: RecordBatch, *, measure: bool = False) -> Guesses | None:
+    def forward(
+        self,
+        model: SurvivalModel,
+        step: Step,
+        timelines: Timelines,
+        states: Tensor | None,
+        *,
+        measure: bool = False,
+    ) -> Guesses | None:
         """The losses of the visits that lack a code."""
-        visits, codes = batch.step.batch.host, self.inputs.codes
-        device = batch.step.batch.codes.device
+        visits, codes = step.batch.host, self.inputs.codes
+        device = step.batch.codes.device
         number = torch.from_numpy(codes.number)[visits.codes]
         among = torch.zeros(visits.n_visits, dtype=torch.bool)
-        among[torch.from_numpy(batch.step.positions)] = True
+        among[torch.from_numpy(step.positions)] = True
         among &= torch.rand(visits.n_visits) < MASKED_SHARE
         masked = mask_codes(visits, number, among, most=self.inputs.most_visits)
         if masked is None:
             return None
         left_visits = masked.batch.pin_memory() if device.type == "cuda" else masked.batch
-        _, states = batch.model.states(left_visits.to(device, non_blocking=True))
-        z = gather_rows(states, to_device(masked.row, device))
+        _, left_states = model.states(left_visits.to(device, non_blocking=True))
+        z = gather_rows(left_states, to_device(masked.row, device))
         left, code = (to_device(x, device) for x in (_left(masked, codes), masked.code))
-        table = code_embedding(batch.model).table
+        table = code_embedding(model).table
         scores = self.scores(z, table(torch.from_numpy(codes.tokens).to(device)))
         loss, by_frequency = _log_share(scores, left, code), None
         if measure:
             by_frequency = _log_share(self.start.expand_as(scores), left, code)
         position = np.full(visits.n_visits, -1)
-        position[batch.step.positions] = batch.step.rows
+        position[step.positions] = step.rows
         return Guesses(loss, position[masked.row.numpy()], by_frequency)
 
 
@@ -200,7 +210,6 @@ def code_embedding(model: SurvivalModel) -> CodeEmbedding:
 # ---- time to every code ----------------------------------------------------------------------------------------------
 
 
-@objective("time_to_code")
 class TimeToCode(CodeObjective):
     """A hazard for the next record of every code, from one head of low rank (MOTOR, arXiv 2301.03150).
 
@@ -232,14 +241,22 @@ class TimeToCode(CodeObjective):
         self.start: Tensor
         self.most = max(16, inputs.most_visits // self.head.bins)
 
-    def forward(self, batch: RecordBatch, *, measure: bool = False) -> Guesses | None:
+    def forward(
+        self,
+        model: SurvivalModel,
+        step: Step,
+        timelines: Timelines,
+        states: Tensor | None,
+        *,
+        measure: bool = False,
+    ) -> Guesses | None:
         """The losses of the visits that are not their subject's last."""
-        step, device = batch.step, self.start.device
-        times = times_to_codes(batch.timelines, step.rows, self.inputs.codes, most=self.most)
-        if not len(times.chosen) or batch.states is None:
+        device = self.start.device
+        times = times_to_codes(timelines, step.rows, self.inputs.codes, most=self.most)
+        if not len(times.chosen) or states is None:
             return None
         positions = torch.from_numpy(step.positions[times.chosen])
-        factors = self.head(gather_rows(batch.states, to_device(positions, device)))
+        factors = self.head(gather_rows(states, to_device(positions, device)))
         stop = torch.from_numpy(times.stop_days).float().to(device)
         days = torch.from_numpy(times.days).float().to(device)
         row, code = (to_device(torch.from_numpy(x), device) for x in (times.row, times.code))
@@ -253,6 +270,12 @@ class TimeToCode(CodeObjective):
 
         by_frequency = nll(torch.zeros_like(factors), self.start) if measure else None
         return Guesses(nll(factors, self.head.bias), step.rows[times.chosen], by_frequency)
+
+
+OBJECTIVES: dict[str, type[CodeObjective]] = {
+    "masked_codes": MaskedCodes,
+    "time_to_code": TimeToCode,
+}
 
 
 # ---- their weighted sum ----------------------------------------------------------------------------------------------
@@ -336,8 +359,10 @@ class PretrainingObjective:
         states = None
         if any(one.needs_states for one in objectives.values()):
             states = model.states(step.batch)[1]
-        batch = RecordBatch(model, step, timelines, states)
-        return {name: one(batch, measure=measure) for name, one in objectives.items()}
+        return {
+            name: one(model, step, timelines, states, measure=measure)
+            for name, one in objectives.items()
+        }
 
 
 def measured(owner: Ints | Floats, loss: Floats, by_frequency: Floats) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from torch import nn
 
 from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.config import ModelConfig, StudyConfig
-from ehrsequencing.config.base import objective
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.disclosure import shareable_count
 from ehrsequencing.core.errors import EhrseqError
@@ -30,6 +29,7 @@ from ehrsequencing.training.device import training_device
 from ehrsequencing.training.loop import ShowProgress, Training
 from ehrsequencing.training.plan import SAVING, shape_of_inputs
 from ehrsequencing.training.pretraining.objectives import (
+    OBJECTIVES,
     ObjectiveInputs,
     PretrainingObjective,
 )
@@ -78,7 +78,7 @@ class Pretrainer:
             "pretraining": pretraining,
         }
         self.study = prepared.study.model_copy(update=made_with)
-        self.weights = dict(pretraining.objectives)
+        self.weights = {str(name): one for name, one in pretraining.objectives.items()}
         # which codes may be predicted
         self.excluded: dict[str, Ints] = {}
         if task_name is not None:
@@ -101,9 +101,7 @@ class Pretrainer:
         inputs = ObjectiveInputs(self.config, self.codes, *rates)
         torch.manual_seed(self.settings.seed)
         start = build_model(self.config)
-        objectives = nn.ModuleDict(
-            {name: objective.class_of(name)(inputs) for name in self.weights}
-        )
+        objectives = nn.ModuleDict({name: OBJECTIVES[name](inputs) for name in self.weights})
         bundle = nn.ModuleDict({"model": start, "objectives": objectives}).to(
             training_device(study.training.device)
         )
@@ -118,7 +116,7 @@ class Pretrainer:
         self.training = Training(bundle, self.objective, self.loader, self.settings)
 
     def _refuse_hopeless(self) -> None:
-        blind = [n for n in self.weights if not objective.class_of(n).is_bidirectional]
+        blind = [n for n in self.weights if not OBJECTIVES[n].is_bidirectional]
         if self.config.attention == "bidirectional" and blind:
             raise EhrseqError(
                 f"{', '.join(blind)} would see what it should guess",
@@ -173,9 +171,9 @@ class Pretrainer:
                 self._write(state)
         return read_json(self.out / RESULTS_FILE)
 
-    def _results(self, state: TrainingState) -> dict[str, Any]:
-        """What the best weights do on the tuning split, beside the baselines."""
-        return {
+    def _write(self, state: TrainingState) -> None:
+        """Write the folder; its manifest comes last."""
+        results = {
             **PRETRAINED.facts,
             "task": self.task_name,
             "subjects": len(self.loader),
@@ -195,9 +193,7 @@ class Pretrainer:
             },
         }
 
-    def _write(self, state: TrainingState) -> None:
-        """Write the folder; its manifest comes last."""
-        write_json(self.out / RESULTS_FILE, self._results(state))
+        write_json(self.out / RESULTS_FILE, results)
         best: Any = self.training.best.cpu()
         vocabulary = self.prepared.vocabulary
         facts = {

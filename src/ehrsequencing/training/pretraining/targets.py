@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ehrsequencing.core.arrays import Bools, Floats, Ints, ragged
+from ehrsequencing.core.arrays import Floats, Ints, ragged
 from ehrsequencing.records.codes import CodeMatcher, reachable, read_parents
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.prepared import Prepared
@@ -258,7 +258,7 @@ def near_synonyms(records: TaskRecords, vocabulary: Vocabulary, *, causes: int) 
         vocabulary: Of the set.
         causes: How many of the task's causes are outcomes (the first ones; others compete).
     """
-    rows = records.rows
+    rows, timelines = records.rows, records.timelines
     event = (rows.cause > 0) & (rows.cause <= causes)
     subject = rows.subject[event]
     moment = rows.prediction_us[event] + np.round(rows.duration_days[event] * DAY_US).astype(
@@ -276,9 +276,18 @@ def near_synonyms(records: TaskRecords, vocabulary: Vocabulary, *, causes: int) 
     if not with_outcome:
         return np.zeros(0, dtype=np.int64)
     for one in np.array_split(pairs, max(1, len(pairs) // 10_000)):
-        owner, tokens, is_near, is_first = _around(records, vocabulary, one)
+        # the codes of these subjects; a visit is within a day of a moment when any part of it is
+        visits, visit_offsets = ragged(timelines.subject_offsets, one[:, 0])
+        pair = np.repeat(np.arange(len(one)), np.diff(visit_offsets))
+        is_after = timelines.start_us[visits] - DAY_US <= one[pair, 1]
+        is_near_visit = is_after & (one[pair, 1] <= timelines.end_us[visits] + DAY_US)
+        items, item_offsets = ragged(timelines.visit_offsets, visits)
+        owner = np.repeat(np.arange(len(visits)), np.diff(item_offsets))
+        tokens, is_near = vocabulary.base[timelines.codes[items]], is_near_visit[owner]
+        is_first = np.zeros(len(tokens), dtype=np.bool_)
+        is_first[np.unique(pair[owner] * size + tokens, return_index=True)[1]] = True
         for mask, counts in ((is_near, near), (is_near & is_first, first_near)):
-            seen = np.unique(owner[mask] * size + tokens[mask])
+            seen = np.unique(one[pair[owner[mask]], 0] * size + tokens[mask])
             np.add.at(counts, seen % size, 1)
     is_synonym = (near >= LEAST_SUBJECTS) & (
         (near > MOST_NEAR * carriers) | (first_near > MOST_NEAR * with_outcome)
@@ -295,26 +304,3 @@ def _carriers(records: TaskRecords, vocabulary: Vocabulary) -> Ints:
     kept = has_rows[owner]
     seen = np.unique(owner[kept] * len(vocabulary) + vocabulary.base[timelines.codes][kept])
     return np.bincount(seen % len(vocabulary), minlength=len(vocabulary))
-
-
-def _around(
-    records: TaskRecords, vocabulary: Vocabulary, pairs: Ints
-) -> tuple[Ints, Ints, Bools, Bools]:
-    """Codes of subjects with an outcome: subject, base token, whether within a day of it, whether the subject's first.
-
-    A visit is within a day of a moment when any part of it is.
-    """
-    timelines = records.timelines
-    subject, moment = pairs[:, 0], pairs[:, 1]
-    visits, visit_offsets = ragged(timelines.subject_offsets, subject)
-    pair = np.repeat(np.arange(len(pairs)), np.diff(visit_offsets))
-    near = (timelines.start_us[visits] - DAY_US <= moment[pair]) & (
-        moment[pair] <= timelines.end_us[visits] + DAY_US
-    )
-    items, offsets = ragged(timelines.visit_offsets, visits)
-    owner = np.repeat(np.arange(len(visits)), np.diff(offsets))
-    tokens = vocabulary.base[timelines.codes[items]]
-    key = pair[owner] * len(vocabulary) + tokens
-    is_first = np.zeros(len(key), dtype=np.bool_)
-    is_first[np.unique(key, return_index=True)[1]] = True
-    return subject[pair[owner]], tokens, near[owner], is_first
