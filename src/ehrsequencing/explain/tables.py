@@ -7,7 +7,7 @@ at the 10th.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,6 @@ from ehrsequencing.explain.record import (
 from ehrsequencing.metrics.bootstrap import bootstrap_subjects, percentile_interval
 from ehrsequencing.prediction.predict import Moment, NewRecords, no_prediction_times
 from ehrsequencing.prediction.prediction_file import with_notes, without_formulas
-from ehrsequencing.records.visits import make_record
 
 NEARLY_ALL = 0.9  # share of the subjects beyond which a record without a code is unlike any other
 Compared = tuple[str, str | None]  # a code, and what it is compared with
@@ -121,15 +120,17 @@ def explain_cohort(
     shown -= {*others, *ranges}
     removed = [[code for code in codes if code in shown] for codes, _ in found]
     asked = (
-        _copies(question, records, record, changes, without=codes)
+        copies
         for record, codes, (_, changes) in zip(people, removed, contrasts, strict=True)
+        for copies in _copies(record, codes, changes)
     )
     risks: list[float] = []
     # three parallel lists, with one entry for each subject and code
     subject, code, effect = list[int](), list[Compared](), list[Floats]()
     answered = predict_copies(question.run.vocabulary, asked, predict=question.answer)
-    for answers, codes, (names, _) in zip(answered, removed, contrasts, strict=True):
-        whole, without, changed = np.split(answers[:, 0], [1, 1 + len(codes)])
+    for codes, (names, changes) in zip(removed, contrasts, strict=True):
+        whole, without = np.split(next(answered)[:, 0], [1])
+        changed = np.reshape([next(answered)[0, 0] for _ in changes], (-1, 2))
         code += [*((name, None) for name in codes), *names]
         effect += [whole - without, changed[::2] - changed[1::2]]
         subject += [len(risks)] * (len(codes) + len(names))
@@ -200,44 +201,23 @@ def _contrasts(
 
 
 def _copies(
-    question: Question,
-    records: NewRecords,
-    record: SubjectRecord,
-    changes: Sequence[Changed],
-    *,
-    without: Iterable[str] = (),
-) -> Copies:
-    """A record at its last prediction time: as it is, without each of some codes, with each of some rows changed."""
-    longer, place, events = record, np.zeros(0, dtype=np.int64), record.record.events
-    if changes:  # copies of some rows stand behind them, with other codes and numbers
-        rows, codes, values = zip(*changes, strict=True)
-        order = np.argsort(np.r_[np.arange(len(events)), rows], kind="stable")
-        number = np.arange(len(events.codes), len(events.codes) + len(codes), dtype=np.int32)
-        more = replace(
-            events.take(np.r_[np.arange(len(events)), rows]),
-            code=np.r_[events.code, number],
-            codes=(*events.codes, *codes),
-            value=np.r_[events.value, np.array(values, dtype=np.float32)],
+    record: SubjectRecord, without: Iterable[str], changes: Iterable[Changed]
+) -> Iterator[Copies]:
+    """A record at its last prediction time: as it is and without each of some codes; then with each row changed."""
+    events = record.record.events
+    edits = [Edit(), *(Edit(codes=(code,)) for code in without)]
+    yield Copies(record, [kept_rows(record, edit) for edit in edits], [-1])
+    for row, name, number in changes:
+        code, value = events.code.copy(), events.value.copy()
+        code[row], value[row] = len(events.codes), number
+        other = replace(
+            events,
+            codes=(*events.codes, name),
+            code=code,
+            value=value,
         )
-        settings = question.run.study.visits
-        made = make_record(more.take(order), excluded=records.excluded, settings=settings)
-        at = np.flatnonzero(order >= len(events))
-        longer, place = replace(record, record=made), at[np.argsort(order[at])]
-    is_new = np.zeros(len(longer.record.events), dtype=bool)
-    is_new[place] = True
-    original = np.flatnonzero(~is_new)
-
-    kept = [~is_new]
-    for code in without:
-        copy = is_new & False
-        copy[original] = kept_rows(record, Edit(codes=(code,)))
-        kept.append(copy)
-    for (row, _, _), new in zip(changes, place, strict=True):
-        copy = ~is_new
-        copy[original[row]] = False
-        copy[new] = True
-        kept.append(copy)
-    return Copies(longer, kept, [-1])
+        changed = replace(record, record=replace(record.record, events=other))
+        yield Copies(changed, [np.ones(len(events), dtype=bool)], [-1])
 
 
 def _table(
