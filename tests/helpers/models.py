@@ -55,8 +55,8 @@ def make_model(*, seed: int = 0, **settings: object) -> SurvivalModel:
             parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.3)
             if "norm.weight" in name or name.endswith("_scale"):
                 parameter.add_(1.0)
-            if name == "code_effects.effect":  # ten times as large in the logits, which are exact up to 20
-                parameter.div_(10.0)
+            if name == "code_effects.effect":  # five times as large in the logits, which are exact up to 20
+                parameter.div_(5.0)
         code_table(model)[0] = 0.0
     return model
 

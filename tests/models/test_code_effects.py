@@ -8,7 +8,7 @@ import torch
 
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig
-from ehrsequencing.models.code_effects import CodeEffects, running_sums
+from ehrsequencing.models.code_effects import STEP, CodeEffects, running_sums
 
 
 def two_subjects(**others: torch.Tensor) -> VisitBatch:
@@ -39,9 +39,7 @@ def test_each_fact_by_hand(fact: str, expected: list[float]) -> None:
     effects = CodeEffects(config)
     number = ["ever", "log2 of how often", "last number", "recent"].index(fact)
     with torch.no_grad():
-        effects.effect.view(9, 4, 1, 3)[3, number, 0, 0] = (
-            0.1  # the constant curve; a tenth, for effects count ten times
-        )
+        effects.effect.view(9, 4, 1, 3)[3, number, 0, 0] = 1 / STEP  # the constant curve
     logits = effects.over_time(effects(two_subjects()))
     assert logits.shape == (4, 1, 3)
     torch.testing.assert_close(logits, torch.tensor(expected).view(4, 1, 1).expand(4, 1, 3))

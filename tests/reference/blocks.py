@@ -91,7 +91,7 @@ def code_effects(p: Parameters, config: ModelConfig, x: Padded) -> Tensor:
             for code, known in records.items():
                 recent = sum(2.0 ** (-(days[v] - day) / 180) for day, _ in known)
                 facts = effect.new_tensor([1.0, math.log2(len(known)), known[-1][1], recent])
-                sums[s, v] += 10 * (effect[code] * facts.view(4, 1, 1)).sum(0)
+                sums[s, v] += 5 * (effect[code] * facts.view(4, 1, 1)).sum(0)
     place = [k / max(config.bins - 1, 1) for k in range(config.bins)]
     curves = effect.new_tensor([[1.0, 1 - 2 * at, math.exp(-6 * at)] for at in place])
     return sums @ curves.T

@@ -10,14 +10,14 @@ from ehrsequencing.models.hazards import CURVES, curves_of_time
 from ehrsequencing.models.segments import gather_rows, to_device
 
 HALF_LIFE_DAYS = 180.0  # of what is recent
-STEP = 10.0  # an effect moves so many times as far in a step as a weight of a matrix
+STEP = 5.0  # an effect moves so many times as far in a step as a weight of a matrix
 FACTS = 4  # of a code's history
 
 
 class CodeEffects(nn.Module):
     """Effects on the log hazards that are linear in four facts of each code's history.
 
-        log λ_{e,k} += slope_{e,k} · Σ_j φ_j(s_k) · a_{e,j}        a = 10 · Σ_c ⟨w_c, f_c⟩
+        log λ_{e,k} += slope_{e,k} · Σ_j φ_j(s_k) · a_{e,j}        a = 5 · Σ_c ⟨w_c, f_c⟩
 
     φ are the curves of `HazardsOverTime`. The facts f_c of code c at a row, from the visits up to it: whether it was
     ever recorded, log₂ of how often, its last number (standardised), and how much of it is recent: every record counts
