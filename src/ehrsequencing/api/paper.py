@@ -20,14 +20,7 @@ from ehrsequencing.prediction.prediction_file import Risks
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.reporting.figures import group_names
 from ehrsequencing.reporting.wording import with_interval
-from ehrsequencing.results.result_types import (
-    DecisionRow,
-    IncidenceRow,
-    MetricRow,
-    Shared,
-    SmoothRow,
-    place_of,
-)
+from ehrsequencing.results.result_types import MetricRow, PlaceRow, Shared, place_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as Axes
@@ -284,9 +277,7 @@ def _mark(ax: Any, at: float, text: str, colour: str, height: float) -> None:
     ax.annotate(text, (at, height), xycoords=ax.get_xaxis_transform(), xytext=(3, -3), **style)
 
 
-def calibration(
-    rows: Sequence[SmoothRow[int | str]], *, title: str, ax: "Axes | None" = None
-) -> "Axes":
+def calibration(rows: Sequence[PlaceRow], *, title: str, ax: "Axes | None" = None) -> "Axes":
     """Observed against predicted risk, ours first; see `EvaluationResult.plot_calibration`.
 
     Args:
@@ -320,9 +311,7 @@ def _curves(ax: Any, rows: Sequence[Row], x: str, y: str) -> None:
         ax.text(0.5, 0.5, TOO_FEW, transform=ax.transAxes, ha="center", color=GREY)
 
 
-def decision(
-    rows: Sequence[DecisionRow[int | str]], *, title: str, ax: "Axes | None" = None
-) -> "Axes":
+def decision(rows: Sequence[PlaceRow], *, title: str, ax: "Axes | None" = None) -> "Axes":
     """Net benefit by threshold, ours first; see `EvaluationResult.plot_decision_curve`.
 
     Args:
@@ -343,7 +332,7 @@ def decision(
     return _finish(ax, x=x, y=y, title=title, x_is_share=True)
 
 
-def incidence(row: IncidenceRow[int | str], *, title: str, ax: "Axes | None" = None) -> "Axes":
+def incidence(row: PlaceRow, *, title: str, ax: "Axes | None" = None) -> "Axes":
     """Observed and predicted cumulative incidence by risk group; see `EvaluationResult.plot_incidence`.
 
     Args:
