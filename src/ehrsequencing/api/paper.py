@@ -50,8 +50,7 @@ class PaperTable(Hinted):
 
     def to_latex(self, path: str | os.PathLike[str] | None = None) -> str:
         """The table in LaTeX, as a `tabular` with rules of the package booktabs, which is also written to `path`."""
-        escaped = self.frame.rename(index=_latex, columns=_latex).map(_latex)
-        return _kept(str(escaped.to_latex(escape=False)), path)
+        return _kept(str(self.frame.to_latex(escape=True)).replace("<", "$<$"), path)
 
     def __repr__(self) -> str:
         return f"{self.caption}\n{self.frame.to_string()}"
@@ -65,11 +64,6 @@ def _kept(text: str, path: str | os.PathLike[str] | None) -> str:
     if path is not None:
         Path(path).write_text(text, encoding="utf-8")
     return text
-
-
-def _latex(text: object) -> str:
-    plain = str(text).replace("\\", "/")
-    return "".join(f"\\{c}" if c in "%&_#${}" else c for c in plain).replace("<", "$<$")
 
 
 def accuracy_table(
