@@ -15,12 +15,12 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from ehrsequencing.core.arrays import Ints
+from ehrsequencing.core.arrays import Floats32, Ints
 from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.core.outputs import EXPLORER, output_file
 from ehrsequencing.core.version import __version__
 from ehrsequencing.evaluation.context import question
-from ehrsequencing.explorer.codes import Explorer
+from ehrsequencing.explorer.codes import Explorer, Removals
 from ehrsequencing.explorer.patients import NOT_KNOWN, OLDEST, landmark_rows
 from ehrsequencing.prediction.run import saved_audit
 from ehrsequencing.reporting.wording import duration, environment, hashed, json_text
@@ -125,8 +125,8 @@ def write_page(explorer: Explorer, out: Path, *, overwrite: bool = False) -> Non
 def page(explorer: Explorer) -> str:
     """The page of an explorer as a string of HTML, which asks nobody."""
     blocks = {"patients": pack(*_patient_arrays(explorer))}
-    if explorer.removals is not None:
-        blocks["removals"] = pack(*_removal_arrays(explorer))
+    if explorer.removals is not None and explorer.removed is not None:
+        blocks["removals"] = pack(*_removal_arrays(explorer, explorer.removals, explorer.removed))
     about = _about(explorer) | {"blocks": {name: listed for name, (listed, _) in blocks.items()}}
     templates = environment("explorer")
     folder = Path(__file__).parent / "templates"
@@ -233,10 +233,10 @@ def _patient_arrays(explorer: Explorer) -> tuple[dict[str, NDArray[np.generic]],
     return arrays, coded
 
 
-def _removal_arrays(explorer: Explorer) -> tuple[dict[str, NDArray[np.generic]], dict[str, str]]:
-    removals, removed, patients = explorer.removals, explorer.removed, explorer.gathered.patients
-    assert removals is not None
-    assert removed is not None
+def _removal_arrays(
+    explorer: Explorer, removals: Removals, removed: Floats32
+) -> tuple[dict[str, NDArray[np.generic]], dict[str, str]]:
+    patients = explorer.gathered.patients
     owner = np.repeat(np.arange(len(patients)), np.diff(removals.edit_offsets))
     length = np.diff(removals.answer_offsets)
     edit = np.repeat(np.arange(len(removals)), length)

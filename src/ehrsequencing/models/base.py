@@ -379,8 +379,14 @@ def read_config(folder: Path) -> ModelConfig:
 
 def read_weights(folder: Path, config: ModelConfig, build: Callable[[ModelConfig], Model]) -> Model:
     """The model of a configuration with the weights of a folder; errors as of `SurvivalModel.from_pretrained`."""
-    weights = _read_tensors(folder / WEIGHTS_FILE)
-    where, fix = str(folder / WEIGHTS_FILE), "save the model again"
+    path = folder / WEIGHTS_FILE
+    where, fix = str(path), "save the model again"
+    try:
+        with disk_errors("cannot be read", path), safe_open(path, framework="pt") as file:
+            # cloned into memory of its own: aligned, so that sums round as before, and safe if the file is replaced
+            weights = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    except SafetensorError as error:
+        raise EhrseqError("is not a safetensors file", where=where, fix=fix) from error
     if config.layers * config.members > len(weights):  # before anything of that size is built
         raise EhrseqError(
             "holds fewer tensors than the configuration has layers", where=where, fix=fix
@@ -437,14 +443,3 @@ class _Unstarted(TorchFunctionMode):
         if func is torch.arange:
             return torch.empty(*args, dtype=torch.int64)
         return func(*args, **given)
-
-
-def _read_tensors(path: Path) -> dict[str, Tensor]:
-    try:
-        with disk_errors("cannot be read", path), safe_open(path, framework="pt") as file:
-            # cloned into memory of its own: aligned, so that sums round as before, and safe if the file is replaced
-            return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a mapping)
-    except SafetensorError as error:
-        raise EhrseqError(
-            "is not a safetensors file", where=str(path), fix="save the model again"
-        ) from error
