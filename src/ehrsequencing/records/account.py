@@ -2,8 +2,6 @@
 
 from typing import Any, Generic, NotRequired, TypedDict, TypeVar
 
-import numpy as np
-
 N = TypeVar("N")  # a count of people: an int, or int | str where it may be shared
 
 
@@ -87,7 +85,9 @@ def unequal(touched: tuple[int, int], people: tuple[int, int]) -> bool:
     shares = [some / max(n, 1) for some, n in zip(touched, people, strict=True)]
     if min(people) == 0 or abs(shares[0] - shares[1]) < _FAR:
         return False
-    total = sum(touched)  # scipy has this test and takes half a second to load
+    import numpy as np  # scipy has this test and takes half a second to load
+
+    total = sum(touched)
     first = np.arange(max(0, total - people[1]), min(total, people[0]) + 1)  # in the first group
     log_factorial = np.cumsum(np.log(np.maximum(np.arange(sum(people) + 1), 1)))
     cells = np.array([first, people[0] - first, total - first, people[1] - total + first])
