@@ -41,7 +41,7 @@ from ehrsequencing.core.outputs import HISTORY
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import build_model
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training.device import autocast
+from ehrsequencing.training.objectives import autocast
 from ehrsequencing.training.plan import Plan
 from ehrsequencing.training.train import Trainer
 

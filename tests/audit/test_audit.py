@@ -289,7 +289,6 @@ def test_the_command_names_the_leak_and_exits_with_1(run: Path, honest: Path, tm
     assert "not a finished run" in done.stderr
     assert ehrseq("audit", run, "--subjects", 0).exit_code == 2
     saved = saved_audit(broken)
-    assert saved is not None
     assert saved["leaks"] == 1
 
 
@@ -334,11 +333,8 @@ def test_the_audit_draws_the_report_again(run: Path, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "Board 7, reference 12" in (run / "report.html").read_text()
     assert ehrseq("evaluate", run, "--redraw").exit_code == 0  # and as it was
-    for more in (("--split", "tuning"), ("--data", tmp_path), ("evaluation.bootstrap=7",)):
-        name = more[0].split("=")[0]
-        told = ehrseq("evaluate", run, "--redraw", *more).stderr
-        assert name.removeprefix("--") in told
-        assert "would do nothing beside --redraw" in told
+    told = ehrseq("evaluate", run, "--redraw", "--split", "tuning").stderr
+    assert "--split would do nothing beside --redraw" in told
     assert (run / "report-details.html").read_text() == after
     assert "has no results of an evaluation" in ehrseq("evaluate", bare, "--redraw").stderr
     # Metrics that cannot be drawn change neither the verdict nor the report.

@@ -54,30 +54,15 @@ def type_of_one_held_out_person(honest: Path, tmp: Path, patch: pytest.MonkeyPat
 # ---- inputs that know too much ---------------------------------------------------------------------------------------
 
 
-def relapsed(rows: list[Row]) -> set[int]:
-    ends = {row.subject: row.time for row in rows if row.code == "END"}
-    return {row.subject for row in rows if row.code == "DX//RELAPSE" and row.time <= ends.get(row.subject, row.time)}
-
-
 @planted("telling_token")
 def target_encoded_token(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
     """A risk score, computed by somebody who knew the outcomes, is in the records from the index on."""
     rows = hospital_rows()
-    high = relapsed(rows)
+    ends = {row.subject: row.time for row in rows if row.code == "END"}
+    relapses = [row for row in rows if row.code == "DX//RELAPSE"]
+    high = {row.subject for row in relapses if row.time <= ends.get(row.subject, row.time)}
     rows += [
         Row(row.subject, row.time, "SCORE//HIGH" if row.subject in high else "SCORE//LOW")
-        for row in rows
-        if row.code == "INDEX" and row.time
-    ]
-    return assemble(make_set(tmp, rows), tmp / "run")
-
-
-@planted("telling_token")
-def target_encoded_number(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
-    rows, rng = hospital_rows(), np.random.default_rng(0)
-    high = relapsed(rows)
-    rows += [
-        Row(row.subject, row.time, "SCORE//RISK", float(rng.normal() + 6 * (row.subject in high)))
         for row in rows
         if row.code == "INDEX" and row.time
     ]
@@ -95,17 +80,7 @@ def death_flag_in_the_records(honest: Path, tmp: Path, patch: pytest.MonkeyPatch
     return assemble(make_set(tmp, rows), tmp / "run")
 
 
-# What `make test` leaves to `make test-all`: another place of a leak that it plants, found by the same check.
-LATER = {
-    "target_encoded_number",
-    "summaries_that_look_ahead",
-    "static_code_made_from_the_outcome",
-    "asked_at_the_instant_of_the_outcome",
-    "queries_visible",
-}
-
-
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in LATER else ()) for n in PLANTED])
+@pytest.mark.parametrize("name", PLANTED)
 def test_planted_leak_is_found_by_the_right_check(
     name: str, honest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

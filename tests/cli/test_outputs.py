@@ -126,7 +126,9 @@ def test_a_file_is_replaced_only_by_one_of_its_kind(
 
 def test_overwrite_starts_an_interrupted_training_again(sim_prepared: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    RunFolder(out, Prepared(sim_prepared), "simulated", {"model.dim": "other"}).begin(resume=False)
+    folder = RunFolder(out, Prepared(sim_prepared), "simulated", {"model.dim": "other"})
+    with pytest.raises(KeyboardInterrupt), folder.held(resume=False):
+        raise KeyboardInterrupt
     note = out / "notes.txt"
     note.write_text("mine")
     train = ("train", sim_prepared, "--out", out, "--overwrite", *TINY)

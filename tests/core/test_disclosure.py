@@ -66,7 +66,7 @@ UNROUNDED: dict[str, Callable[..., Any]] = {
     "_smooth": dict,
     "_risk_group": dict,
     "_inputs": dict,
-    "_attrition": list,
+    "_counts": lambda value: value,
     "_followed": lambda row, at_risk: dict(row),
     "_counted": dict,
     "by_shown_events": lambda row, cells: row,

@@ -5,11 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
 
-from ehrsequencing.evaluation import comparison as comparison_module, estimates as estimates_module
-from ehrsequencing.evaluation.comparison import Comparison, draw_subjects, fewer_draws
-from ehrsequencing.evaluation.curves import spread_thresholds
+from ehrsequencing.evaluation import estimates as estimates_module
+from ehrsequencing.evaluation.comparison import Comparison, draw_subjects
 from ehrsequencing.evaluation.estimates import difference_rows, metric_estimates, nll_row, scope_estimates
 from ehrsequencing.evaluation.population import follow_up, smallest_g
 from ehrsequencing.metrics.accuracy import brier
@@ -86,30 +84,17 @@ def test_differences_are_paired() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limits", "blocks"),
-    [({"WORK_ELEMENTS": 0, "FEWEST_TOGETHER": 4}, [4, 4, 3]), ({"MOST_ELEMENTS": 3 * 130}, [3, 3, 3, 2])],
-    ids=["cache", "memory"],
+    "limits", [{"WORK_ELEMENTS": 0, "FEWEST_TOGETHER": 4}, {"MOST_ELEMENTS": 3 * 130}], ids=["cache", "memory"]
 )
-def test_large_blocks_of_resamples_are_cut_and_joined(
-    limits: dict[str, int], blocks: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_blocks_of_resamples_are_cut_and_joined(limits: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     scope = world(7, 130, resamples=11)
     whole = metric_estimates(scope, "right", taken("everywhere", "causes"))
     for name, value in limits.items():
         monkeypatch.setattr(estimates_module, name, value)
-    assert [len(block) for block in estimates_module._work_blocks(scope)] == blocks
+
     cut = metric_estimates(scope, "right", taken("everywhere", "causes"))
     for name, one in whole.items():
         np.testing.assert_allclose(one.samples, cut[name].samples, rtol=0, atol=close(name), err_msg=name)
-
-
-def test_many_rows_get_fewer_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
-    scope = world(5, 40, resamples=300)
-    monkeypatch.setattr(comparison_module, "BLOCK_ELEMENTS", 40 * 7)
-    np.testing.assert_array_equal(np.concatenate(list(scope.blocks())), scope.draws)
-    monkeypatch.setattr(comparison_module, "MOST_DRAWN", 40 * 150)
-    assert len(fewer_draws(scope.draws, 40)) == 150
-    assert len(fewer_draws(scope.draws, 10**9)) == comparison_module.FEWEST_RESAMPLES
 
 
 def test_nll_interval_by_repeated_rows() -> None:
@@ -123,13 +108,6 @@ def test_nll_interval_by_repeated_rows() -> None:
 
 
 # ---- curves ---------------------------------------------------------------------------------------------------------
-
-
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=50))
-def test_spread_thresholds_are_thresholds(risks: list[float]) -> None:
-    at = spread_thresholds(np.array(risks))
-    assert ((at > 0) & (at < 1)).all()
-    assert (np.diff(at) > 0).all()
 
 
 # ---- censoring ------------------------------------------------------------------------------------------------------
@@ -161,16 +139,12 @@ def test_follow_up_by_repeated_rows() -> None:
     assert (found["low"], found["high"]) == pytest.approx(percentile_interval(np.array(samples)))
 
 
-def own_clock(scope: Comparison) -> SubjectClock:
-    """Every row p days after its index, so that each has its own G."""
-    since = np.random.default_rng(len(scope)).uniform(0, scope.duration_days.max() / 2, size=len(scope))
-    return SubjectClock.fit(since, scope.duration_days, scope.cause, np.arange(len(scope)))
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_one_g_for_each_row_against_plain_loops(seed: int) -> None:
     scope = world(seed, 40)
-    each = own_clock(scope)
+    # every row p days after its index, so that each has its own G
+    since = np.random.default_rng(len(scope)).uniform(0, scope.duration_days.max() / 2, size=len(scope))
+    each = SubjectClock.fit(since, scope.duration_days, scope.cause, np.arange(len(scope)))
     rows = ScoredRows.of(scope.duration_days, scope.cause, scope.risk["dull"], HORIZONS, censoring=each)
     score, concordance = brier(rows), wolbers_c(rows)
     duration, cause, risk = scope.duration_days, scope.cause, scope.risk["dull"]
@@ -201,12 +175,3 @@ def test_one_g_for_each_row_against_plain_loops(seed: int) -> None:
         assert concordance[e, h] == pytest.approx(wins / pairs)
         # The mutant that weighs everybody alike is seen.
         assert brier(scope.scored("dull"))[e, h] != pytest.approx(total / 40, rel=1e-6)
-
-
-def test_some_rows_keep_their_own_g() -> None:
-    scope = world(13, 60)
-    clock, inside = own_clock(scope), np.arange(60) % 3 == 0
-    part = replace(scope, censoring=clock).among(inside)
-    assert isinstance(part.censoring, SubjectClock)
-    np.testing.assert_array_equal(part.censoring.since_days, clock.since_days[inside])
-    assert len(part) == 20

@@ -23,7 +23,6 @@ def gaps(name: str, *, people: int, seeds: int) -> tuple[dict[str, np.ndarray], 
         drawn = bench.People.draw(bench.WORLDS[name], people, seed)
         truth = bench.scores(drawn.scope(leaves=False)[0])
         scope, found = drawn.scope(leaves=True, by_history=True)
-        assert found is not None
         decided.append(found.is_by_history)
         for into, one in ((by, scope), (without, drawn.scope(leaves=True)[0])):
             for key, value in bench.scores(one).items():
@@ -82,7 +81,6 @@ def test_without_covariates_the_chance_is_that_of_kaplan_and_meier() -> None:
     pieces = Pieces.of_rows(subject, since, rows[0], dropout)
     assert pieces.left.sum() == (dropout_cause(duration, cause, potential) == 0).sum()
     found = fit_dropout(pieces, np.zeros((len(subject), 2)), seed=0)
-    assert found is not None
     assert not found.is_by_history
     known = SubjectClock.fit(since, rows[0], dropout, subject)
     clock = HistoryClock(known.dropout, known.support_days, since, found.paths, subject, least=0.0)

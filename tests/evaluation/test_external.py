@@ -80,7 +80,7 @@ def held_out(run: Path, sim_data: Path, sim_prepared: Path, tmp_path_factory: py
 def test_the_held_out_subjects_as_other_data_give_the_same_numbers(
     run: Path, held_out: Path, sim_prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ehrsequencing.predictors.features.MOST_CELLS", 250_000)  # quick boosting
+    monkeypatch.setattr("ehrsequencing.predictors.fitting_data.MOST_CELLS", 250_000)  # quick boosting
     settings = EvaluationConfig(baselines="fast", bootstrap=20, tuning_trials=1)
     inside = evaluate(run, settings=settings)
     outside, folder = validate(run, held_out, settings=settings)

@@ -105,10 +105,6 @@ def watched(run: Path, journal: Path, data: Path, tmp_path: Path, **more: Any) -
     return eh.monitor(run, data, mine, progress=False, **more)
 
 
-def overlap(a: float, b: float, low: float, high: float) -> float:
-    return max(0.0, min(b, high) - max(a, low))
-
-
 def slow(run: Path, journal: Path, rows: list[Row], closed: int) -> tuple[Any, Any]:
     """(days, causes) observed and expected, person by person and day by day, from the files alone."""
     edges = list(eh.load(run).predictor.edges_days)
@@ -148,7 +144,7 @@ def slow(run: Path, journal: Path, rows: list[Row], closed: int) -> tuple[Any, A
                 for e in (0, 1):
                     for b in range(len(edges)):
                         low, high = max(bounds[b], 2.0) + moment, bounds[b + 1] + moment
-                        span = overlap(max(known, day), min(stop, day + 1), low, high) if low < high else 0.0
+                        span = max(0.0, min(stop, day + 1, high) - max(known, day, low)) if low < high else 0.0
                         expected[day - day0, e] += hazard[e * (len(edges) + 1) + b] * span
     return observed, expected
 
@@ -199,15 +195,6 @@ def test_predictions_are_journalled_once_without_ids_and_for_their_owner(run: Pa
     }  # fmt: skip
     for path in [*kept.iterdir(), kept.with_name("journal.key")]:
         assert path.stat().st_mode & 0o077 == 0
-
-
-def test_python_journals_as_the_command_does(run: Path, kept: Path, tmp_path: Path) -> None:
-    own, key = tmp_path / "journal", kept.with_name("journal.key")
-    data = kept.parent / f"{NIGHTS[0]}"
-    eh.load(run).predict(data, at="all", journal=own, key=key, force=True, progress=False)
-    (night,), first = own.glob("*.parquet"), sorted(kept.glob("*.parquet"))[0]
-    assert pq.read_table(night).equals(pq.read_table(first))
-    assert pq.read_schema(night).metadata == pq.read_schema(first).metadata
 
 
 def test_wrong_keys_records_and_runs_are_refused(run: Path, kept: Path, tmp_path: Path) -> None:

@@ -9,31 +9,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ehrsequencing.config import EvaluationConfig, StudyConfig, TaskConfig, load_task
-from ehrsequencing.core import arrays
-from ehrsequencing.evaluation.comparison import OURS
-from ehrsequencing.evaluation.evaluate import evaluate
+from ehrsequencing.config import StudyConfig, TaskConfig, load_task
 from ehrsequencing.evaluation.oracle import (
     LEAK_Z,
     Truth,
     beside_the_truth,
-    bin_hazards,
     excess,
     excess_rows,
     foresight,
     oracle_warnings,
-    other_settings,
-    ratio_rows,
     truth_of,
 )
 from ehrsequencing.evaluation.population import Population
-from ehrsequencing.metrics.hazards import event_bin, exposure, hazards_through, horizon_nll
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
 from ehrsequencing.reporting.terminal import _oracle_lines
 from ehrsequencing.simulate import SimulationConfig, simulate
-from helpers.training import NetworkTrainer as Trainer
 from helpers.visits import one_row_each
 
 FUTURES, EXACT = (4, 16), 192
@@ -135,63 +127,6 @@ def test_excess_is_what_a_wrong_hazard_costs_on_average() -> None:
     assert sum(row["value"] for row in table[1:]) == pytest.approx(first + second)
 
 
-def test_events_by_time_and_risk_are_those_that_right_hazards_expect() -> None:
-    """Five bins and two hazards: every event is in one place, and each place has about as many as it expects."""
-    rng, n = np.random.default_rng(5), 8000
-    edges, high = np.arange(6.0), np.arange(n) % 2
-    hazards = np.repeat(np.where(high, 0.3, 0.1)[:, None, None], 5, axis=2)
-    event, left = rng.exponential(1 / hazards[:, 0, 0]), rng.uniform(1, 5, n)
-    cause = (event <= left).astype(np.int64)
-    rows = one_row_each(n, duration_days=np.minimum(event, left), cause=cause)
-    found = ratio_rows(hazards, Truth(edges, hazards, {}), rows, hazards[:, 0, 0])
-    assert [(row["from_days"], row["tenth"]) for row in found] == [(t, g) for t in range(5) for g in (1, 2)]
-    assert sum(row["observed"] for row in found) == cause.sum()
-    for row in found:
-        assert abs(row["observed"] - row["expected"]) < 4 * row["expected"] ** 0.5
-    wrong = ratio_rows(2 * hazards, Truth(edges, hazards, {}), rows, hazards[:, 0, 0])
-    assert all(row["observed"] < 0.7 * row["expected"] for row in wrong[:4])
-
-
-@pytest.mark.slow
-def test_prediction_times_taken_some_at_a_time_give_what_all_together_give(
-    worlds: Worlds, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Foresight beside its formula on whole arrays; two prediction times have no truth."""
-    known = np.ones(len(worlds.records.rows), dtype=bool)
-    known[[0, 5]] = False
-    hazards = np.where(known[:, None, None], worlds.truth(16).hazards, np.nan)
-    truth, model = replace(worlds.truth(16), hazards=hazards), worlds.truth(EXACT).hazards
-    inner, rows, true, said = truth.edges_days[1:-1].tolist(), worlds.records.rows, hazards[known], model[known]
-    days = exposure(inner, rows.entry_days, rows.duration_days)[known]
-    least = np.maximum(1e-3 * true.mean(axis=0), 1e-12)
-    design = np.column_stack([np.ones(known.sum()), *(ratio[known] for ratio in truth.mechanisms.values())])
-    logs = np.log(np.maximum(true, least)).reshape(len(true), -1)
-    stake = np.log(np.maximum(said, least)) - (design @ np.linalg.lstsq(design, logs)[0]).reshape(true.shape)
-    expected = -np.einsum("rek,rk->r", stake * true, days)
-    cause, bin_ = rows.cause[known].astype(int), event_bin(inner, rows.duration_days[known])
-    had = np.flatnonzero(cause)
-    expected[had] += stake[had, cause[had] - 1, bin_[had]]
-
-    monkeypatch.setattr(arrays, "BLOCK_ROWS", 7)
-    assert foresight(model, truth, rows)[known] == pytest.approx(expected, rel=1e-9, abs=1e-9)
-    assert np.isnan(foresight(model, truth, rows)[~known]).all()
-    assert (truth.known == known).all()
-    assert truth.nll(rows)[known] == pytest.approx(
-        horizon_nll(
-            true,
-            inner,
-            duration_days=rows.duration_days[known],
-            cause=rows.cause[known],
-            entry_days=rows.entry_days[known],
-        ),
-        rel=1e-12,
-    )
-    risk = worlds.truth(16).risk(truth.edges_days[1:-1])
-    assert bin_hazards(risk, truth.edges_days[:-1]) == pytest.approx(
-        hazards_through(risk, truth.edges_days[1:-1], least_survival=1e-12), rel=1e-12
-    )
-
-
 def test_foresight_of_an_honest_model_is_nothing_on_average() -> None:
     """Events drawn from known hazards, judged beside a truth of 40 % noise, by honest models right and wrong."""
     z: dict[str, list[float]] = {"exact": [], "flat": [], "bold": [], "seeing": []}
@@ -228,30 +163,16 @@ def test_foresight_of_an_honest_model_is_nothing_on_average() -> None:
         ("recurrent", True),
     ],
 )
-def test_a_task_that_asks_something_else_differs(sim_data: Path, setting: str, value: Any) -> None:
+def test_a_task_that_asks_something_else_differs(sim_data: Path, sim_prepared: Path, setting: str, value: Any) -> None:
     own = load_task(sim_data / "task.yaml")
-    assert other_settings(sim_data, own) == []
-    assert other_settings(sim_data, own.model_validate({**own.model_dump(), setting: value})) == [setting]
+    people = Population.of_split(Prepared(sim_prepared), own, "held_out")
     chosen = own.model_copy(
         update={"landmarks": (0.0, 90.0), "horizons": (30.0,), "main": None, "blanking": 7.0, "name": "other"}
     )
-    assert other_settings(sim_data, chosen) == []
-    assert other_settings(sim_data.parent, chosen) == []  # no simulation at all
-
-
-def test_the_truth_of_another_task_is_left_out_with_a_note(
-    sim_data: Path, tiny_study: StudyConfig, tmp_path: Path
-) -> None:
-    """The same names of causes, another outcome: the true hazards are not those of this question."""
-    own = load_task(sim_data / "task.yaml")
-    other = own.model_copy(update={"outcome": {"outcome": ("DX//OUTCOME", "DX//FLARE")}})
-    prepare(sim_data, tmp_path / "set", study=tiny_study, tasks=[other])
-    Trainer(Prepared(tmp_path / "set"), "simulated", tmp_path / "run", study=tiny_study).fit()
-    result = evaluate(tmp_path / "run", settings=EvaluationConfig(baselines="none", bootstrap=0))
-    assert result["oracle"] is None
-    assert result["models"] == [OURS]
-    notes = [text for text in result["warnings"] if "truth" in text]
-    assert notes == ["No comparison with the truth of the simulation: its task has another outcome."]
+    for same in (own, chosen):
+        assert truth_of(people, same)[1] == []
+    _, notes = truth_of(people, own.model_validate({**own.model_dump(), setting: value}))
+    assert [note.partition("has another ")[2] for note in notes] == [f"{setting}."]
 
 
 def test_a_changed_truth_is_not_compared_with(sim_prepared: Path, sim_task: TaskConfig, tmp_path: Path) -> None:

@@ -77,7 +77,6 @@ def test_another_split_has_a_place_of_its_own(run: Path, tmp_path: Path) -> None
     changed = {name for name in before if after[name] != before[name] and not name.startswith("evaluations/tuning")}
     assert changed == {"manifest.json"}
     held_out = eh.load(run).evaluation
-    assert held_out is not None
     assert held_out.result["split"] == "held_out"
     again = eh.evaluate(run, **QUICK)
     assert again.result["tripod"] == {"protocol": "the trial's registry"}, "what people answered stays"
@@ -91,7 +90,6 @@ def test_until_the_held_out_are_evaluated_the_newest_other_split_is_shown(sim_ru
     for split in ("train", "tuning", "held_out"):
         eh.evaluate(run, split=split, report=False, **QUICK)
         shown = eh.load(run).evaluation
-        assert shown is not None
         assert shown.result["split"] == split
         file = run / "evaluations" / split / "metrics.json"
         kept |= {file: file.read_bytes()} if split != "held_out" else {}

@@ -19,15 +19,6 @@ from ehrsequencing.records.prepare import prepare
 from helpers.command_line import ehrseq, refused
 from helpers.score import Score, first
 
-
-def without_cause(table: pd.DataFrame) -> pd.DataFrame:
-    return table[table["cause"] != first(table, "cause")]
-
-
-def without_horizon(table: pd.DataFrame) -> pd.DataFrame:
-    return table[table["horizon_days"] != first(table, "horizon_days")]
-
-
 REFUSED: dict[str, tuple[Callable[[pd.DataFrame], pd.DataFrame], str]] = {
     "column": (lambda t: t.drop(columns="risk"), "has no column 'risk'"),
     "type": (lambda t: t.assign(subject_id="someone"), "column 'subject_id' has type"),
@@ -38,8 +29,8 @@ REFUSED: dict[str, tuple[Callable[[pd.DataFrame], pd.DataFrame], str]] = {
     "negative": (lambda t: t.assign(risk=t["risk"].mask(t.index == 3, -0.1)), "1 risks are outside 0..1"),
     "twice": (lambda t: pd.concat([t, t.head(2)]), "2 rows have the subject, prediction time, cause and horizon"),
     "a cell": (lambda t: t.drop(index=5), "1 prediction times lack the risk of some cause"),
-    "cause": (without_cause, "has no risk of"),
-    "horizon": (without_horizon, "has no risk within"),
+    "cause": (lambda t: t[t["cause"] != first(t, "cause")], "has no risk of"),
+    "horizon": (lambda t: t[t["horizon_days"] != first(t, "horizon_days")], "has no risk within"),
     "negative horizon": (lambda t: pd.concat([t, t.head(1).assign(horizon_days=-3.0)]), "not numbers of days after"),
     "start": (lambda t: t.assign(start_days=7.0), "its risks are given no event for 7d"),
     "starts": (lambda t: t.assign(start_days=np.arange(len(t)) % 2.0), "has 2 different start_days"),

@@ -51,7 +51,6 @@ def test_compared_runs_have_the_numbers_that_evaluate_gives_of_people(
     for name in ("one", "two"):
         evaluate(tmp_path / name, settings=SETTINGS)
         told = read_result(tmp_path / name)
-        assert told is not None
         theirs, ours = at_landmarks(told["metrics"], "ehrsequencing"), at_landmarks(found.result["metrics"], name)
         assert {key[3] for key in ours} >= {"c", "oe", "nll", "ibs"}
         for key, row in ours.items():
@@ -69,13 +68,8 @@ def test_training_people_are_counted_as_people_beside_a_simulation(
     run = as_real(Path(shutil.copytree(sim_run, tmp_path / "run")))
     result, folder = validate(run, sim_data, out=tmp_path / "out", settings=SETTINGS)
     assert result["data"]["simulated"] is False
-    told = read_result_of(folder)
+    told = json.loads((folder / "metrics.json").read_text())
     exact, shown = result["events"]["train"], told["events"]["train"]
     assert shown != exact
     assert all(count == "<11" or count % 5 == 0 for count in shown.values())
     assert told["trajectories"] == []
-
-
-def read_result_of(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "metrics.json").read_text())
-    return found

@@ -18,7 +18,7 @@ from ehrsequencing.explain import (
     subject_record,
     subject_records,
 )
-from ehrsequencing.explain.record import Copies, kept_rows
+from ehrsequencing.explain.record import Copies, kept_rows, predict_copies
 from ehrsequencing.prediction.predict import Moment, NewRecords, RiskPredictor
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.timelines import TaskRecords
@@ -157,8 +157,8 @@ def test_a_query_within_a_visit_sees_what_is_left_of_it(
 
 
 def test_a_visit_without_codes_keeps_its_prediction_time(runs: dict[str, Run], people: list[SubjectRecord]) -> None:
-    record = next(record for record in people if record.n_visits > 3)
-    everything = Edit(visits=range(record.n_visits))
+    record = next(record for record in people if len(record.record.visits) > 3)
+    everything = Edit(visits=range(len(record.record.visits)))
     found = edited_risks(runs["network"], record, [everything, Edit()])
     assert found.shape == (2, len(record.prediction_us), 2, len(runs["network"].task.horizons))
     assert np.isfinite(found).all()
@@ -177,7 +177,7 @@ def test_an_edit_of_a_later_visit_changes_no_earlier_risk(runs: dict[str, Run], 
 def test_many_edits_are_answered_in_parts_with_the_same_risks(
     runs: dict[str, Run], people: list[SubjectRecord], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record = max(people, key=lambda record: record.n_visits)
+    record = max(people, key=lambda record: len(record.record.visits))
     chosen = [Edit(codes=[code]) for code in record.known_codes()]
     at_once = edited_risks(runs["network"], record, chosen, rows=[0, -1], horizons_days=[100.0])
     monkeypatch.setattr(question_module, "ROWS_AT_ONCE", 2 * len(record.record.events))
@@ -198,7 +198,7 @@ def test_copies_of_many_people_are_answered_together_as_one_by_one(
     ]
     alone = [question.of_copies(one.record, one.kept, rows=one.rows) for one in asked]
     monkeypatch.setattr(question_module, "ROWS_AT_ONCE", at_once)
-    together = list(question.of_each(iter(asked)))
+    together = list(predict_copies(question.run.vocabulary, iter(asked), predict=question.answer))
     assert [part.shape for part in together] == [part.shape for part in alone]
     for part, own in zip(together, alone, strict=True):
         np.testing.assert_allclose(part, own, atol=1e-5)

@@ -257,14 +257,6 @@ def test_the_command_writes_the_page(sim_run: Path, sim_data: Path, tmp_path: Pa
     assert out.stat().st_mode & 0o077 == 0  # patients: for the owner only
 
 
-def test_no_page_goes_into_the_run_or_the_records(sim_run: Path, sim_data: Path) -> None:
-    for folder in (sim_run, sim_data):
-        out = folder / "explorer.html"
-        done = ehrseq("explore", str(sim_run), str(sim_data), "--out", str(out))
-        assert "overlaps the input" in done.stderr
-        assert not out.exists()
-
-
 @pytest.mark.parametrize("wrong", [{"subjects": 0}, {"fewest": 0}, {"megabytes": 0.0}])
 def test_settings_out_of_range_are_refused(wrong: dict[str, Any], sim_run: Path, sim_data: Path) -> None:
     with pytest.raises(EhrseqError, match=f"explore, {next(iter(wrong))}"):
@@ -275,7 +267,6 @@ def test_a_small_file_answers_the_latest_prediction_only(explorer: Explorer, sim
     small = ExplorerSettings(subjects=5, fewest=1, megabytes=0.001)
     found = collect(NewRecords(Run(explorer.run.folder), sim_data), small)
     assert found.latest_only
-    assert found.removals is not None
     rows = np.diff(found.gathered.patients.row_offsets)
     owner = np.repeat(np.arange(5), np.diff(found.removals.edit_offsets))
     assert (found.removals.first_row == rows[owner] - 1).all()

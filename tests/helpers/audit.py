@@ -145,7 +145,6 @@ def assemble(prepared: Path, out: Path, *settings: str, seed: int = 0) -> Path:
     facts: dict[str, Any] = {"best_epoch": 0, "tuning_nll": 0.0}
     if corrects:
         fitted = fit_last_step(Network(best, trainer.plan.code_types), trainer.plan.fitting_data())
-        assert fitted is not None
         best.recalibrate(torch.from_numpy(fitted.intercept), torch.from_numpy(fitted.slope))
         facts["recalibration"] = fitted.as_json(trainer.plan.task.causes)
     facts |= {"seed": trainer.settings.seed, "fingerprint": trainer.plan.fingerprint, "made_of": trainer.plan.made_of}

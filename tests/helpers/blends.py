@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from ehrsequencing.predictors import blend, boosted, features, history
+from ehrsequencing.predictors import blend, boosted, fitting_data as features, history
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Worlds in which people leave for a reason: by what is known at p, by what is known later, by what nobody records."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -10,7 +11,6 @@ from ehrsequencing.evaluation.estimates import estimate, metric_estimates
 from ehrsequencing.metrics.accuracy import decision_curve
 from ehrsequencing.metrics.censoring import StepFunction
 from ehrsequencing.metrics.hazards import expected_events, mean_inverse
-from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.metrics.registry import METRICS
 
 YEARS = np.array([4.0])
@@ -77,7 +77,6 @@ class People:
         if by_history:
             dropout = np.where((cause == 0) & (duration >= 6.0), 1, cause)
             found = fit_dropout(*self.pieces(duration, dropout), seed=0)
-            assert found is not None
             # the curve over all has no part where each row has its own
             whole = StepFunction(np.zeros(0), np.ones(1))
             clock = HistoryClock(whole, 1e9, np.zeros(n), found.paths, np.arange(n), least)
@@ -131,9 +130,6 @@ def truth(known: np.ndarray, share: float, world: World) -> tuple[np.ndarray, np
 def scores(scope: Comparison) -> dict[str, float]:
     """Every metric of the first cause by the horizon."""
     found = metric_estimates(scope, "truth", [METRICS[key] for key in KEYS])
+    curve = estimate(scope, "truth", partial(decision_curve, thresholds=[THRESHOLD]))
     out = {key: float(one.value[0, 0]) for key, one in found.items()}
-
-    def benefit(rows: ScoredRows) -> dict[str, np.ndarray]:
-        return {"nb": decision_curve(rows, [THRESHOLD]).net_benefit}
-
-    return out | {"nb": float(estimate(scope, "truth", benefit)["nb"].value[0, 0, 0])}
+    return out | {"nb": float(curve["net_benefit"].value[0, 0, 0])}

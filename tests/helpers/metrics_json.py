@@ -245,7 +245,18 @@ def complete(**kind: Any) -> dict[str, Any]:
             }
             for d in metrics["landmarks_days"]
         ],
-        "inputs": _inputs(metrics),
+        "inputs": {
+            "by_split": {
+                s: {
+                    "subjects": n,
+                    "prediction_times": 17 * n,
+                    "unknown_token_rate": 0.0123,
+                    "unknown_age_rate": 0.0021,
+                    "people": {"unknown_age_rate": [n // 100, n], "unknown_token_rate": [n // 4, n]},
+                }
+                for s, n in metrics["data"]["subjects"].items()
+            }
+        },
         "checks": {
             "time_zero": "Time zero is 48 hours after the first ICU_ADMISSION, known when it is reached.",
             "predictor_cutoff": "Every token at a prediction time is stamped at or before it.",
@@ -300,6 +311,7 @@ def _smooth(place: tuple[Any, ...], people: Cohort) -> Iterator[dict[str, Any]]:
         if not here.any():
             continue
         risk = people.risk(k, h, blur)[here]
+        counts, edges = np.histogram(risk, 10)
         x = np.linspace(*np.quantile(risk, [0.01, 0.99]), 50)
         y = x ** (1.04 - 0.12 * (blur > 0)) * (0.97 + 0.1 * (blur > 0))
         half = 1.96 * np.sqrt(x * (1 - x) / max(len(risk), 1)) * (1 + 4 * x)
@@ -312,15 +324,10 @@ def _smooth(place: tuple[Any, ...], people: Cohort) -> Iterator[dict[str, Any]]:
             "observed": y.tolist(),
             "low": np.maximum(y - half, 0).tolist(),
             "high": np.minimum(y + half, 1).tolist(),
-            "histogram": _histogram(risk),
+            "histogram": {"edges": edges.tolist(), "shares": (counts / len(risk)).tolist(), "n": counts.tolist()},
             "n": int(here.sum()),
             "events": int(event.sum()),
         }
-
-
-def _histogram(risk: np.ndarray) -> dict[str, Any]:
-    counts, edges = np.histogram(risk, 10)
-    return {"edges": edges.tolist(), "shares": (counts / len(risk)).tolist(), "n": counts.tolist()}
 
 
 def _decision(place: tuple[Any, ...], people: Cohort) -> Iterator[dict[str, Any]]:
@@ -376,24 +383,6 @@ def _subgroups(place: tuple[Any, ...], people: Cohort) -> Iterator[dict[str, Any
             }
 
 
-def _inputs(metrics: dict[str, Any]) -> dict[str, Any]:
-    rates = {
-        "unknown_token_rate": 0.0123,
-        "unknown_age_rate": 0.0021,
-    }
-    return {
-        "by_split": {
-            s: {
-                "subjects": n,
-                "prediction_times": 17 * n,
-                **rates,
-                "people": {"unknown_age_rate": [n // 100, n], "unknown_token_rate": [n // 4, n]},
-            }
-            for s, n in metrics["data"]["subjects"].items()
-        }
-    }
-
-
 def _splits(metrics: dict[str, Any]) -> dict[str, Any]:
     rng, rows, gaps = np.random.default_rng(7), [], []
     for rank, model in enumerate(MODELS):
@@ -423,9 +412,8 @@ def of_split(
     counts: tuple[int, int] = (20, 40),
 ) -> dict[str, Any]:
     """What is kept of one random split: a value for each model, landmark, cause, horizon and metric."""
-    names = ("model", "landmark_days", "cause", "horizon_days", "metric")
     rows = [
-        {**dict(zip(names, place, strict=True)), "value": value, "events": counts[0], "subjects": counts[1]}
+        {**dict(zip(KEY, place, strict=True)), "value": value, "events": counts[0], "subjects": counts[1]}
         for place, value in values.items()
     ]
     return {"seed": seed, "train_subjects": train, "held_out_subjects": held_out, "metrics": rows}

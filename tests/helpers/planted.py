@@ -3,16 +3,13 @@
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
-import ehrsequencing.records.encoding as encoding_room
 import ehrsequencing.records.visits as record_room
 from ehrsequencing.batches.loader import Step, SubjectLoader
 from ehrsequencing.models import attention, behrt
@@ -75,12 +72,6 @@ def assemble_with(
     return assemble(prepared, folder / "run")
 
 
-def subject_of_rows(rows: Path) -> NDArray[np.int64]:
-    """Return the place of each row's subject among the split's subjects, from the stored arrays of a task."""
-    per_subject = np.diff(load(rows, "row_offsets"))
-    return np.repeat(np.arange(len(per_subject)), per_subject)
-
-
 @planted("future_perturbation", "prefix_equality")
 def bidirectional_timeline(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
     return broken_model(assemble(honest, tmp / "run"), attention="bidirectional")
@@ -120,38 +111,34 @@ def queries_visible(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
     return assemble(honest, tmp / "run")
 
 
-def patched_loader(patch: pytest.MonkeyPatch, change: Callable[[Any], Any]) -> None:
+@planted("future_perturbation", "prefix_equality")
+def gap_of_the_next_visit_in_the_batch(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
     collate = SubjectLoader.collate
 
     def leaky(self: SubjectLoader, subjects: Any) -> Step:
         step = collate(self, subjects)
-        return replace(step, batch=change(step.batch))
+        return replace(step, batch=replace(step.batch, delta_days=step.batch.delta_days.roll(-1)))
 
     patch.setattr(SubjectLoader, "collate", leaky)
-
-
-@planted("future_perturbation", "prefix_equality")
-def gap_of_the_next_visit_in_the_batch(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
-    patched_loader(patch, lambda batch: replace(batch, delta_days=batch.delta_days.roll(-1)))
     return assemble(honest, tmp / "run")
-
-
-def into_the_newest_visit(folder: Path, *, token: int) -> None:
-    """The newest visit that a person with the event has before it holds a token in place of its first one."""
-    for split in SPLITS:
-        visits, rows = folder / "visits" / split, folder / "tasks" / "hospital" / split
-        codes, first = load(visits, "codes"), load(visits, "visit_offsets")
-        owner = subject_of_rows(rows)
-        chosen = np.flatnonzero((load(rows, "cause") == 1) & ~load(rows, "is_query"))
-        newest = load(visits, "subject_offsets")[owner[chosen]] + load(rows, "visits_before")[chosen] - 1
-        codes[first[newest]] = token
-        save(visits, "codes", codes)
 
 
 @planted("prefix_equality")
 def outcome_code_kept_as_input(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
     """The newest visit that a person with the event has before it says so."""
-    change = partial(into_the_newest_visit, token=Prepared(honest).vocabulary.index["DX//RELAPSE"])
+    token = Prepared(honest).vocabulary.index["DX//RELAPSE"]
+
+    def change(folder: Path) -> None:
+        for split in SPLITS:
+            visits, rows = folder / "visits" / split, folder / "tasks" / "hospital" / split
+            codes, first = load(visits, "codes"), load(visits, "visit_offsets")
+            per_subject = np.diff(load(rows, "row_offsets"))
+            owner = np.repeat(np.arange(len(per_subject)), per_subject)
+            chosen = np.flatnonzero((load(rows, "cause") == 1) & ~load(rows, "is_query"))
+            newest = load(visits, "subject_offsets")[owner[chosen]] + load(rows, "visits_before")[chosen] - 1
+            codes[first[newest]] = token
+            save(visits, "codes", codes)
+
     return assemble(broken_set(honest, tmp / "set", change), tmp / "run")
 
 
@@ -171,28 +158,6 @@ def codes_after_the_stamped_end_of_their_visit(honest: Path, tmp: Path, patch: p
 def gap_to_the_next_visit(visits: Path, rows: Path) -> None:
     gap = load(visits, "delta_days")
     save(visits, "delta_days", np.r_[gap[1:], 0.0])
-
-
-@planted("prefix_equality")
-def summaries_that_look_ahead(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
-    summarise = encoding_room.summarise
-
-    def ahead(*arguments: Any, query_us: Any, **settings: Any) -> Any:
-        return summarise(*arguments, query_us=query_us + 200 * DAY_US, **settings)
-
-    return assemble_with(tmp, patch, encoding_room, "summarise", ahead)
-
-
-@spoiled("prefix_equality")
-def static_code_made_from_the_outcome(visits: Path, rows: Path) -> None:
-    """Who will have the event is marked by a static code that the records do not have."""
-    index = Prepared(visits.parents[1], verify=False).vocabulary.index
-    owner = subject_of_rows(rows)
-    static = load(visits, "static_codes")
-    marked = np.unique(owner[load(rows, "cause") == 1])
-    static[:] = index["SEX//F"]
-    static[load(visits, "static_offsets")[marked]] = index["SEX//M"]
-    save(visits, "static_codes", static)
 
 
 @planted("labels_in_records")
@@ -238,13 +203,6 @@ def labels_of_dropped_visits(visits: Path, rows: Path) -> None:
     first = offsets[:-1][np.diff(offsets) > 0]
     late[first] = duration[first]
     save(rows, "duration_days", late)
-
-
-@spoiled("labels_in_records")
-def asked_at_the_instant_of_the_outcome(visits: Path, rows: Path) -> None:
-    duration, last = load(rows, "duration_days"), load(rows, "row_offsets")[1:] - 1
-    duration[last[load(rows, "cause")[last] == 1]] = 0.0
-    save(rows, "duration_days", duration)
 
 
 @spoiled("labels_in_records")

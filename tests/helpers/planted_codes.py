@@ -132,20 +132,11 @@ def codes_before_death(planted: set[str]) -> Records:
 # ---- codes without a time --------------------------------------------------------------------------------------------
 
 
-def with_flag(share_of_dead: float, share_of_others: float) -> Records:
-    rows, died, index, rng = hospital()
-    flagged = [who for who in index if rng.random() < (share_of_dead if who in died else share_of_others)]
-    return with_splits([*rows, *(Row(who, None, "REGISTRY") for who in flagged)])
-
-
 @planted(static_codes="leak", telling_token="warning")
 def registry_flag_of_those_with_the_event() -> Records:
-    return with_flag(0.85, 0.02)
-
-
-@planted(static_codes="warning")
-def consent_that_only_survivors_could_give() -> Records:
-    return with_flag(0.1, 0.8)
+    rows, died, index, rng = hospital()
+    flagged = [who for who in index if rng.random() < (0.85 if who in died else 0.02)]
+    return with_splits([*rows, *(Row(who, None, "REGISTRY") for who in flagged)])
 
 
 @planted(static_codes="warning", events_by_level="warning")
@@ -202,18 +193,6 @@ def copied(split: str, change: Callable[[Row], Row]) -> Records:
 @planted(splits="leak")
 def held_out_people_copied_under_new_ids_and_dates() -> Records:
     return copied("held_out", lambda row: row._replace(time=row.time + 391 * DAY_US if row.time else None))
-
-
-@planted(splits="leak")
-def tuning_people_copied_with_another_sex_birth_and_numbers() -> Records:
-    def change(row: Row) -> Row:
-        if row.time is None:
-            return row._replace(code="SEX//M")
-        if row.code == "MEDS_BIRTH":
-            return row._replace(time=row.time + 1000 * DAY_US)
-        return row._replace(value=None if row.value is None else row.value + 0.1)
-
-    return copied("tuning", change)
 
 
 @planted(splits="leak")

@@ -4,14 +4,6 @@ from collections.abc import Iterator
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from ehrsequencing.evaluation.curves import OPERATING_COLUMNS
-from ehrsequencing.evaluation.subgroups import SUBGROUP_METRICS
-from ehrsequencing.results.result_types import DecisionRow, SubgroupRow
-
-# keys that a row has beside those that its type names: all of them in a row of the first type, any in the second
-ALL_OF = {DecisionRow: {*OPERATING_COLUMNS}}
-SOME_OF = {SubgroupRow: {f"{name}_difference" for name in SUBGROUP_METRICS}}
-
 
 def faults(value: Any, kind: Any, *, count: Any = int, where: str = "result") -> Iterator[str]:
     """What differs, as in `result.metrics[3].low: is no float`.
@@ -29,9 +21,9 @@ def faults(value: Any, kind: Any, *, count: Any = int, where: str = "result") ->
         yield from min(of_each, key=len)
     elif is_typeddict(origin):
         keys = set(value) if isinstance(value, dict) else set()
-        needed, known = origin.__required_keys__ | ALL_OF.get(origin, set()), origin.__optional_keys__
+        needed, known = origin.__required_keys__, origin.__optional_keys__
         yield from (f"{where}: lacks {key}" for key in needed - keys)
-        yield from (f"{where}: has {key}" for key in keys - needed - known - SOME_OF.get(origin, set()))
+        yield from (f"{where}: has {key}" for key in keys - needed - known)
         for key, type_ in get_type_hints(origin).items():
             if key in keys:
                 yield from faults(value[key], type_, count=count, where=f"{where}.{key}")

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.core.arrays import Floats, Floats32, Ints
 from ehrsequencing.models.base import SurvivalModel
-from ehrsequencing.predictors.network import steps
+from ehrsequencing.predictors.network import VISIT_BUDGET
 from ehrsequencing.records.timelines import TaskRecords
 
 
@@ -25,7 +26,8 @@ def risk_of_rows(
     days = [float(horizon) for horizon in horizons_days]
     shape = (1, 1) if is_visit else (model.config.causes, len(days))
     out = np.full((len(records), *shape), np.nan, dtype=np.float32)
-    for step in steps(model, records, code_types=code_types):
+    loader = SubjectLoader.of_model(model.config, records, code_types=code_types)
+    for step in loader.in_order(visit_budget=VISIT_BUDGET):
         if is_visit:
             answers = model(step.batch).double().sigmoid()[:, None, None]
         else:
@@ -38,6 +40,7 @@ def risk_of_rows(
 def nll_of_rows(model: SurvivalModel, records: TaskRecords, *, code_types: Ints | None = None) -> Floats:
     """Negative log-likelihood (R,) of every labelled prediction time; NaN for rows that the head does not answer."""
     out = np.full(len(records), np.nan)
-    for step in steps(model, records, code_types=code_types):
+    loader = SubjectLoader.of_model(model.config, records, code_types=code_types)
+    for step in loader.in_order(visit_budget=VISIT_BUDGET):
         out[step.rows] = model.nll(step.batch).double().numpy()[step.positions]
     return out

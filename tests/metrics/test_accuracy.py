@@ -130,10 +130,10 @@ def test_aalen_johansen_and_net_benefit_equal_the_twin() -> None:
             horizon = float(sample.horizons[h])
             assert fast[e, h] == pytest.approx(twin.aalen_johansen(duration, cause, e + 1, horizon), abs=1e-12)
             for k, threshold in enumerate(thresholds):
-                if np.isfinite(curve.net_benefit[e, h, k]):
+                if np.isfinite(curve["net_benefit"][e, h, k]):
                     risk = sample.risk[:, e, h].tolist()
                     slow = twin.net_benefit(duration, cause, risk, e + 1, horizon, g, threshold)
-                    assert curve.net_benefit[e, h, k] == pytest.approx(slow, abs=1e-12)
+                    assert curve["net_benefit"][e, h, k] == pytest.approx(slow, abs=1e-12)
 
 
 # -- counted by hand ---------------------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ def test_ipcw_weights_sum_to_n_and_their_mean_event_is_aalen_johansen(seed: int)
     sample = random_sample(seed)
     rows = scored(sample)
     for h in np.flatnonzero(rows.covered[0]):
-        known = rows.known_weights(int(h))[0]
+        known = rows.known_weights[int(h)][0]
         assert known.sum() == pytest.approx(len(sample.cause))
         mean_event = (known * rows.has_event_by(int(h))).sum(axis=1) / len(sample.cause)
         assert mean_event == pytest.approx(rows.observed_risk[0, :, h], abs=1e-12)
@@ -292,7 +292,7 @@ def test_broken_mutants_of_the_properties_are_noticed(monkeypatch: pytest.Monkey
     # Inverse probability: G(T) in place of G(T−).
     with monkeypatch.context() as patch:
         patch.setattr(StepFunction, "before", StepFunction.at)
-        assert scored(sample).known_weights(1).sum() != pytest.approx(len(sample.cause))
+        assert scored(sample).known_weights[1].sum() != pytest.approx(len(sample.cause))
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------

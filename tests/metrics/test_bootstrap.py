@@ -42,21 +42,13 @@ def test_seed_decides_block_size_does_not(monkeypatch: pytest.MonkeyPatch) -> No
     assert (drawn(ids, 17, 4) != weights).any()
 
 
-def survivors(seed: int, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    x = rng.normal(size=n)
-    time = rng.exponential(2.0 * np.exp(-x))
-    censored_at = rng.uniform(0.5, 6.0, size=n)
-    risk = 1.0 - np.exp(-0.5 * np.exp(x) * 1.5)
-    cause = (time <= censored_at).astype(int)
-    return np.minimum(time, censored_at), cause, risk[:, None, None], np.array([1.5])
-
-
 def test_four_rows_of_a_subject_are_not_four_subjects() -> None:
-    duration, cause, risk, horizons = (
-        np.repeat(part, 4, axis=0) if i < 3 else part for i, part in enumerate(survivors(0, 150))
-    )
-    subjects = np.repeat(np.arange(150), 4)
+    rng, subjects = np.random.default_rng(0), np.repeat(np.arange(150), 4)
+    x = rng.normal(size=150)
+    time, censored_at = rng.exponential(2.0 * np.exp(-x)), rng.uniform(0.5, 6.0, size=150)
+    risk = (1.0 - np.exp(-0.5 * np.exp(x) * 1.5))[subjects, None, None]
+    duration, cause = np.minimum(time, censored_at)[subjects], (time <= censored_at).astype(int)[subjects]
+    horizons = np.array([1.5])
 
     def spread(ids: np.ndarray) -> float:
         blocks = bootstrap_subjects(ids, 300, 0)
@@ -88,16 +80,12 @@ def test_an_interval_of_the_lucky_resamples_is_no_interval() -> None:
 # ---- the metrics on plain arrays are those of the evaluation, which other libraries check ----------------------------
 
 
-def random_rows(seed: int, n: int = 120, causes: int = 2) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    risk = rng.uniform(0.05, 0.9, n)
-    return rng.exponential(300 / (0.3 + risk)) + 1, rng.integers(0, causes + 1, n), risk
-
-
 @settings(max_examples=20)
 @given(seed=st.integers(0, 1000), causes=st.integers(1, 3))
 def test_they_are_those_of_scored_rows(seed: int, causes: int) -> None:
-    time, cause, risk = random_rows(seed, causes=causes)
+    rng, n = np.random.default_rng(seed), 120
+    risk = rng.uniform(0.05, 0.9, n)
+    time, cause = rng.exponential(300 / (0.3 + risk)) + 1, rng.integers(0, causes + 1, n)
     risks = np.full((len(time), causes, 1), 0.01)
     risks[:, 0, 0] = risk
     rows = ScoredRows.of(time, cause, risks, [200.0])
@@ -123,7 +111,7 @@ def test_shares_and_their_limits_stay_between_zero_and_one() -> None:
     weights = np.concatenate(list(bootstrap_subjects(np.arange(200), 200, 0)))
     outcome = np.minimum(event, end), (event <= end).astype(int), risk[:, None, None], [1.0]
     curve = decision_curve(ScoredRows.of(*outcome, weights=weights), [0.1, 0.3, 0.5])
-    for share in (curve.ppv, curve.sensitivity):
+    for share in (curve["ppv"], curve["sensitivity"]):
         assert np.nanmax(share) <= 1 + 1e-12
     low, high = scaled_interval([0.97, 0.5, 1.0], np.clip(rng.normal([0.97, 0.5, 1.0], 0.05, (300, 3)), 0, 1), "logit")
     assert 0 < low[0] < 0.97 < high[0] < 1

@@ -105,18 +105,6 @@ def agree(ours: np.ndarray | float, theirs: np.ndarray | float, atol: float = 1e
 ORACLES = json.loads(tied_oracles.FILE.read_text(encoding="utf-8"))["samples"]
 
 
-def test_the_kept_numbers_are_of_data_with_every_kind_of_tie() -> None:
-    events_tie = with_events = at_horizons = 0
-    for seed in ORACLES:
-        sample = tied_oracles.sample_of(int(seed))
-        assert tied_oracles.fingerprint(sample) == ORACLES[seed]["fingerprint"], "random_sample has changed: make anew"
-        events, censored = sample.duration[sample.cause > 0], sample.duration[sample.cause == 0]
-        events_tie += len(events) - len(np.unique(events))
-        with_events += np.isin(censored, events).sum()
-        at_horizons += np.isin(sample.horizons, censored).sum()
-    assert min(events_tie, with_events, at_horizons) > 5
-
-
 def test_metrics_of_tied_data() -> None:
     compared: Counter[str] = Counter()
     for seed, oracle in ORACLES.items():

@@ -118,20 +118,6 @@ def test_brier_of_0_is_the_incidence_and_with_brier_of_1_it_is_1(n_causes: int, 
             assert score == pytest.approx(there[0, h], abs=1e-12)
 
 
-@given(seed=SEEDS)
-@some
-def test_brier_s_identities_hold_in_every_resample(seed: int) -> None:
-    sample = random_sample(seed, n_causes=2, n=30)
-    weights = np.random.default_rng(seed).multinomial(30, np.full(30, 1 / 30), size=5).astype(float)
-    zero, one = (covered_briers(sample, risk, weights=weights) for risk in (0.0, 1.0))
-    for weight, low, high in zip(weights, zero, one, strict=True):
-        drawn = np.repeat(np.arange(30), weight.astype(int))
-        curve = aalen_johansen(sample.duration[drawn], sample.cause[drawn], n_causes=len(low))
-        known = np.isfinite(low)
-        np.testing.assert_allclose(low[known], curve.at(sample.horizons)[known], rtol=0, atol=1e-12)
-        np.testing.assert_allclose((low + high)[known], 1.0, rtol=0, atol=1e-12)
-
-
 def test_brier_s_identities_notice_competing_events_that_count_as_censored() -> None:
     """The fault that most libraries have."""
     worst = 0.0

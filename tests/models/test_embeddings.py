@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ehrsequencing.config import ModelConfig
-from ehrsequencing.models.code_vectors import CodeVectors
 from ehrsequencing.models.embeddings import AgeEmbedding, CodeEmbedding
+from ehrsequencing.models.segments import CodeVectors
 from helpers.model_checks import check_changes_in_training_only
 from helpers.models import make_model
 from helpers.strategies import pack, sample_records

@@ -9,7 +9,7 @@ from torch import Tensor
 from ehrsequencing import BEHRTForSurvival, HierarchicalBEHRTForSurvival, ModelConfig, VisitBatch, nn
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models import to_packed, to_plain
-from ehrsequencing.models.code_vectors import CodeVectors
+from ehrsequencing.models.segments import CodeVectors
 
 B, V, C, L, D, HEADS, N_CODES = 3, 4, 5, 9, 8, 2, 20
 TOLERANCE = {"rtol": 0, "atol": 1e-10}

@@ -6,9 +6,9 @@ import torch.nn.functional as F
 
 from ehrsequencing.config import ModelConfig
 from ehrsequencing.models import attention
+from ehrsequencing.models.attention import TransformerLayer
 from ehrsequencing.models.base import SurvivalModel as Model
 from ehrsequencing.models.segments import dropout
-from ehrsequencing.models.transformer import TransformerLayer
 from helpers.model_checks import check_changes_in_training_only, every_model, outputs_and_gradients
 from helpers.models import MODELS, make_model
 from helpers.strategies import pack, sample_records

@@ -17,9 +17,8 @@ from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import load_study
 from ehrsequencing.config.base import visit_encoder
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.models.code_vectors import CodeVectors
 from ehrsequencing.models.ensemble import build_model, load_model
-from ehrsequencing.models.segments import segment_softmax
+from ehrsequencing.models.segments import CodeVectors, segment_softmax
 from helpers.strategies import VOCAB, pack, sample_records
 
 

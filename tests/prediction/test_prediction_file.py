@@ -16,7 +16,6 @@ from ehrsequencing.core.version import __version__
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.population import Population
-from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.prediction.predict import Request, predict
 from ehrsequencing.prediction.prediction_file import PredictionWriter, read_predictions
 from ehrsequencing.prediction.run import Run
@@ -80,20 +79,6 @@ def in_file(path: Path, judged: Population, task: TaskConfig, column: str = "ris
     return np.array([[[found[(*p, c, h)] for h in task.horizons] for c in task.causes] for p in places])
 
 
-def judged_risks(run: Run, judged: Population) -> Array:
-    """What every metric of `evaluate` is computed from."""
-    settings = EvaluationConfig(baselines="none", bootstrap=0)
-    evaluation = Evaluation(run, judged, prepared=None, settings=settings)
-    column = np.searchsorted(evaluation.knots, evaluation.horizons)
-    return evaluation.risks(evaluation.predictors)[OURS][:, :, column]
-
-
-def member_risks(run: Run, judged: Population, *members: SurvivalModel) -> Array:
-    """(members, R, causes, horizons)."""
-    given: dict[str, Any] = {"horizons_days": run.task.horizons, "start_days": run.task.blanking}
-    return np.stack([risk_of_rows(member, judged.records, **given) for member in members])
-
-
 @pytest.mark.parametrize("name", ["plain", "blanking", "landmarks", "recurrent"])
 def test_the_file_holds_the_risks_that_are_judged(
     runs: Callable[[str], Path], store: Path, sim_data: Path, tmp_path: Path, name: str
@@ -103,7 +88,10 @@ def test_the_file_holds_the_risks_that_are_judged(
     predict(run.folder, sim_data, tmp_path / "p.parquet")
     risk = in_file(tmp_path / "p.parquet", judged, run.task)
     assert len(risk) == len(judged.records) > 100
-    np.testing.assert_allclose(risk, judged_risks(run, judged), atol=2e-6)
+    # what every metric of `evaluate` is computed from
+    evaluation = Evaluation(run, judged, prepared=None, settings=EvaluationConfig(baselines="none", bootstrap=0))
+    column = np.searchsorted(evaluation.knots, evaluation.horizons)
+    np.testing.assert_allclose(risk, evaluation.risks(evaluation.predictors)[OURS][:, :, column], atol=2e-6)
     table = pq.read_table(tmp_path / "p.parquet")
     assert set(table["start_days"].to_pylist()) == {run.task.blanking}
     assert table.schema.names[9:] == (["low", "high"] if name == "landmarks" else [])
@@ -112,20 +100,18 @@ def test_the_file_holds_the_risks_that_are_judged(
     assert {key: notes.get(f"ehrsequencing.{key}") for key in made_by} == made_by
     assert len(notes["ehrsequencing.data"]) == 16
     if name == "landmarks":
-        assert_band(tmp_path / "p.parquet", judged, run.task, member_risks(run, judged, *run.model.members))
+        # the band is from the least to the greatest risk of two members, and holds the risk itself
+        given: dict[str, Any] = {"horizons_days": run.task.horizons, "start_days": run.task.blanking}
+        of_members = np.stack([risk_of_rows(member, judged.records, **given) for member in run.model.members])
+        assert len(of_members) == 2
+        low, high = (in_file(tmp_path / "p.parquet", judged, run.task, name) for name in ("low", "high"))
+        np.testing.assert_allclose(low, np.minimum(of_members.min(axis=0), risk), atol=2e-6)
+        np.testing.assert_allclose(high, np.maximum(of_members.max(axis=0), risk), atol=2e-6)
+        assert np.all((low <= risk) & (risk <= high))
+        assert np.mean(high - low) > 1e-4
     if name == "blanking":  # which moves the risks: those without it are not the file's
         free = risk_of_rows(run.model, judged.records, horizons_days=run.task.horizons)
         assert np.abs(free - risk).max() > 0.01
-
-
-def assert_band(path: Path, judged: Population, task: TaskConfig, of_members: Array) -> None:
-    """The band of a file is from the least to the greatest risk of two members, and holds the risk itself."""
-    low, risk, high = (in_file(path, judged, task, name) for name in ("low", "risk", "high"))
-    assert len(of_members) == 2
-    np.testing.assert_allclose(low, np.minimum(of_members.min(axis=0), risk), atol=2e-6)
-    np.testing.assert_allclose(high, np.maximum(of_members.max(axis=0), risk), atol=2e-6)
-    assert np.all((low <= risk) & (risk <= high))
-    assert np.mean(high - low) > 1e-4
 
 
 @pytest.mark.parametrize(

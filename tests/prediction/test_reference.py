@@ -6,8 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -112,17 +110,6 @@ def test_the_visit_head_has_them_at_ends_of_visits(sim_data: Path, sim_task: Tas
     alone = sim_task.model_copy(update={"competing": {}})
     prepare(sim_data, tmp_path / "set", study=load_study(None, []), tasks=[alone])
     train(tmp_path / "set", tmp_path / "run", "training.epochs=1", "model.head=visit")
-    require_kept(tmp_path / "run")
-
-
-def test_visits_by_encounter_and_bins_have_them(sim_data: Path, sim_task: TaskConfig, tmp_path: Path) -> None:
-    for path in (Path(shutil.copytree(sim_data, tmp_path / "data")) / "data").rglob("*.parquet"):
-        table = pq.read_table(path)
-        pq.write_table(table.append_column("stay", pa.nulls(len(table), pa.string())), path)
-    (tmp_path / "data" / MANIFEST).unlink()
-    study = load_study(None, ["visits.by=encounter", "visits.column=stay", "values.mode=bins"])
-    prepare(tmp_path / "data", tmp_path / "set", study=study, tasks=[sim_task])
-    train(tmp_path / "set", tmp_path / "run", "training.epochs=1")
     require_kept(tmp_path / "run")
 
 

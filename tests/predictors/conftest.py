@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ehrsequencing.config import TaskConfig
-from ehrsequencing.predictors import boosted, features
+from ehrsequencing.predictors import boosted, fitting_data as features
 from ehrsequencing.predictors.history import fit_feature_spec
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords

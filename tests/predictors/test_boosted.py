@@ -10,9 +10,9 @@ from hypothesis import given, settings, strategies as st
 
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.core import arrays
-from ehrsequencing.predictors import boosted, features
+from ehrsequencing.predictors import boosted, fitting_data as features
 from ehrsequencing.predictors.boosted import BoostedVisits
-from ehrsequencing.predictors.features import UNKNOWN, feature_cuts, feature_range
+from ehrsequencing.predictors.fitting_data import UNKNOWN, feature_cuts, feature_range
 from ehrsequencing.predictors.history import has_people, history_features
 from ehrsequencing.predictors.trees import Trees
 from ehrsequencing.records.prepared import Prepared

@@ -10,8 +10,8 @@ from ehrsequencing.config import TaskConfig
 from ehrsequencing.metrics.censoring import aalen_johansen
 from ehrsequencing.predictors.boosted import BoostedVisits
 from ehrsequencing.predictors.cox import CoxHazards, LandmarkCox
-from ehrsequencing.predictors.features import LinearDesign
 from ehrsequencing.predictors.fit import AgeAndSex, MarginalIncidence, fit_baselines, fit_last_step
+from ehrsequencing.predictors.fitting_data import LinearDesign
 from ehrsequencing.predictors.history import fit_feature_spec, history_features
 from ehrsequencing.predictors.predictor import Recalibrated
 from ehrsequencing.records.prepared import Prepared

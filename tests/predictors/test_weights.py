@@ -7,8 +7,8 @@ import pytest
 from scipy.optimize import minimize
 
 from ehrsequencing.metrics.hazards import exposure, horizon_nll
+from ehrsequencing.predictors.blend import BlendWeights, blended_hazards, fit_weights
 from ehrsequencing.predictors.recalibration import Labels
-from ehrsequencing.predictors.weights import BlendWeights, blended_hazards, fit_weights
 
 EDGES = (10.0, 30.0, 60.0, 100.0, 200.0)
 

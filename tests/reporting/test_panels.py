@@ -1,6 +1,5 @@
 """The report as a decision document: honest words, figures that give nobody away, and pages of older runs."""
 
-import html
 import re
 from typing import Any
 
@@ -15,7 +14,7 @@ from ehrsequencing.reporting.terminal import metric_lines
 from ehrsequencing.results.redaction import redact
 from ehrsequencing.results.result_types import place_of
 from helpers.metrics_json import MODELS, WIDE, YEAR, complete, example
-from helpers.report_page import Page, sentence, svgs
+from helpers.report_page import Page, svgs
 
 
 def scores_with(low: float, high: float, *, c: tuple[float, ...] = (0.86, 0.84, 0.85)) -> Scores:
@@ -57,7 +56,6 @@ def test_verdict_rests_on_the_paired_difference(low: float, high: float, words: 
     assert declared(Scores(whole)) is None  # the task names no horizon
     named = {**place, "rival": "second", "metric": "nll"}  # by likelihood, not by its place in the list
     found = declared(Scores({**whole, "declared": named}))
-    assert found is not None
     assert (found["rival"], found["word"]) == ("second", words)
     assert found["c"]["value"] == pytest.approx((low + high) / 2)
 
@@ -160,16 +158,6 @@ def test_every_section_and_curve_says_how_many() -> None:
             assert "n\u00a0" in (svg.findtext("desc") or "")
 
 
-def test_calibration_curve_passes_through_its_points() -> None:
-    metrics = complete(subjects=9000)
-    panel = panels.calibrations(metrics, Scores(metrics), count_texts(metrics))[0]
-    assert panel.figure is not None
-    assert len(panel.figure.rows) == 6
-    assert str(panel.figure).count("<polyline") == 1
-    assert str(panel.figure).count('class="band"') == 1
-    assert sentence("note", panel.note).endswith("Right risks would show up to 1.7% by chance.")
-
-
 def test_terminal_is_short_and_names_the_difference() -> None:
     metrics = complete(**WIDE)
     lines = metric_lines(metrics)
@@ -205,7 +193,3 @@ def test_rare_outcomes_are_answered_together() -> None:
     assert all(number in line for number in ("50 events", "58", "0.616 (0.607 to 0.623)", "1.02 (0.95 to 1.08)"))
     page = render_outcomes(rare_outcomes(), title="t")
     assert f"N{lines[0][1:]}." in page
-
-
-def text_of(metrics: dict[str, Any]) -> str:
-    return html.unescape(Page(render(metrics)).text)

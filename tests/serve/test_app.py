@@ -3,9 +3,7 @@
 import html
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -48,34 +46,9 @@ def test_the_command_shows_the_explorer(sim_run: Path, sim_data: Path) -> None:
     words = [sys.executable, "-m", "ehrsequencing", "serve", sim_run, sim_data, "--port", "0", "--no-what-if"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
         try:
-            assert server.stdout is not None
             port = int(server.stdout.readline().split(" (")[0].rpartition(":")[2])
             shown = Client(port).ask("GET", "/")
         finally:
             server.terminate()
     assert shown.status == 200
     assert "What if it had not been recorded?" in shown.body.decode()
-
-
-@pytest.fixture
-def shown(browser: Any, sim_run: Path, explorer_html: str) -> Iterator[Any]:
-    """The page in Chromium, from a running server without a token; it asks for nothing and complains of nothing."""
-    with running(Predictor(Run(sim_run)), Access(), explorer_html) as client:
-        opened, requested, complaints = browser.new_page(), list[str](), list[str]()
-        opened.on("request", lambda request: requested.append(request.url))
-        opened.on("console", lambda message: complaints.append(message.text))
-        opened.on("pageerror", lambda error: complaints.append(str(error)))
-        home = f"http://127.0.0.1:{client.port}/"
-        opened.goto(home)
-        opened.wait_for_selector("body[data-state=ready]", timeout=120_000)
-        yield opened
-        assert requested == [home]
-        assert complaints == []
-
-
-def test_the_served_page_answers_removals_by_itself(shown: Any) -> None:
-    shown.keyboard.press("x")
-    assert " without." in shown.locator("#edit").inner_text()
-    shown.keyboard.press("ArrowDown")
-    shown.keyboard.press("x")
-    assert " about " in shown.locator("#edit").inner_text()

@@ -22,12 +22,6 @@ from helpers.settings import TINY
 DAY = "2026-11-28"
 
 
-def meds_of(rows: list[dict[str, Any]], folder: Path) -> Path:
-    """A data set of one person with the rows of a request."""
-    written = [Row(1, row["time"] and us(row["time"]), row["code"], row["numeric_value"]) for row in rows]
-    return write_meds(folder, written)
-
-
 @pytest.fixture(scope="module")
 def own_run(sim_prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As `sim_run`, from the command: it holds what its training people were like."""
@@ -94,7 +88,9 @@ def test_what_is_typed_moves_the_risk_to_that_of_predict(shown: Any, own_run: Pa
     assert {"MEDS_BIRTH", "ENROLLMENT"} <= codes.keys()
     assert {"SEX//F", "SEX//M"} & codes.keys()
     assert [row["time"] for row in body["rows"] if row["numeric_value"] == 95.5] == [DAY]
-    found = eh.load(own_run).predict(meds_of(body["rows"], tmp_path / "one"), at=DAY, horizons=["1y"], progress=False)
+    sent = [Row(1, row["time"] and us(row["time"]), row["code"], row["numeric_value"]) for row in body["rows"]]
+    one = write_meds(tmp_path / "one", sent)
+    found = eh.load(own_run).predict(one, at=DAY, horizons=["1y"], progress=False)
     assert f"Risk of outcome within 1 year: {100 * risk(shown):.2g}%" in shown.inner_text("#sentence")
     assert risk(shown) == pytest.approx(found["outcome_1y"].item(), abs=1e-6)
 
@@ -117,29 +113,6 @@ def test_a_code_and_its_day_are_reached_by_the_keyboard(shown: Any) -> None:
     shown.click("button[type=reset]")
     ready(shown)
     assert not shown.is_checked("#Codes1")
-
-
-def test_a_code_is_found_by_words_and_has_several_values_each_with_its_day(shown: Any) -> None:
-    shown.fill("#day", DAY)
-    name = shown.locator("label[for=Numbers2]").inner_text().split("\n")[0]
-    shown.fill("#find", name.upper())
-    assert shown.is_visible("#Numbers2")
-    assert shown.is_hidden("#Codes1")
-    shown.fill("#Numbers2", "90")
-    shown.fill("#find", "no such code")
-    ready(shown)
-    assert shown.is_visible("#Numbers2"), "what is typed stays"
-    shown.locator(".item.on .more").click()
-    shown.keyboard.type("120")
-    shown.locator(".again input[type=date]").fill("2026-11-01")
-    ready(shown)
-    shown.wait_for_function("document.querySelector('#sentence').textContent.startsWith('Risk of')")
-    (body,) = [json.loads(body) for path, body in shown.sent if path == "/predict"][-1:]
-    values = {(row["numeric_value"], row["time"]) for row in body["rows"] if row["numeric_value"] is not None}
-    assert values == {(90, DAY), (120, "2026-11-01")}
-    shown.click("button[type=reset]")
-    ready(shown)
-    assert shown.locator(".again").count() == 0
 
 
 def test_a_record_unlike_the_training_peoples_is_said_so(shown: Any) -> None:
@@ -198,7 +171,6 @@ def test_codes_of_few_people_are_not_listed(own_run: Path) -> None:
     known = dict(zip(run.vocabulary.codes, run.vocabulary.share.tolist(), strict=True))
     assert any(share == 0 for share in known.values()), "the run knows codes of fewer than a tenth of the people"
     people = run.training_people
-    assert people is not None
     listed = frequent_codes(run)
     assert listed == sorted(listed, key=lambda code: (-people["codes"].get(code, [0])[0], -known[code], code))
     assert all(known[code] * people["people"] >= 11 for code in listed)

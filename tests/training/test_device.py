@@ -9,7 +9,7 @@ import torch
 from ehrsequencing.batches.loader import prefetched
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.training.checkpoints import TrainingState
-from ehrsequencing.training.device import Losses
+from ehrsequencing.training.loop import Losses
 
 
 def test_an_error_in_the_other_thread_arrives_and_leaves_no_thread() -> None:

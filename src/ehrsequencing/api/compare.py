@@ -270,27 +270,6 @@ class RiskComparison(EvaluationResult):
         return str(self.table2())
 
 
-def _given_risks(risks: Mapping[str, ArrayLike], observed: Floats, n: int) -> dict[str, Floats]:
-    """Model → (n, causes, 1); a cause that a model does not answer for takes what is left, as is observed."""
-    given = {}
-    for name in getattr(risks, "columns", risks):
-        risk = detached(risks[name]).astype(np.float64)
-        own = risk.reshape(-1, risk.shape[-1] if risk.ndim > 1 else 1)
-        if len(own) != n or own.shape[1] > len(observed):
-            fix = "give one risk a row, or one for each cause"
-            raise EhrseqError("does not fit the times", where=name, fix=fix)
-        if not ((own >= 0).all() and (own.sum(axis=1) <= 1 + _ROUNDING).all()):
-            raise EhrseqError(
-                "has risks that are missing, outside 0 to 1, or of all causes together above 1",
-                where=name,
-                fix="give a probability in every row",
-            )
-        known, others = np.split(observed, [own.shape[1]])
-        left = np.maximum(1.0 - own.sum(axis=1, keepdims=True), 0.0) / (1.0 - known.sum())
-        given[name] = np.concatenate([own, left * others], axis=1)[:, :, None]
-    return given
-
-
 def compare_risks(
     risks: Mapping[str, ArrayLike],
     time: ArrayLike,
@@ -350,7 +329,23 @@ def compare_risks(
     duration, codes, _ = checked_outcome(time, codes, n_causes, None)
     days = np.array([day_of(horizon)])
     observed = aalen_johansen(duration, codes, n_causes=n_causes).at(days)
-    given = _given_risks(risks, observed[:, 0], len(duration))
+    # model → (n, causes, 1); a cause that a model does not answer for takes what is left, as is observed
+    given = dict[str, Floats]()
+    for name in getattr(risks, "columns", risks):
+        risk = detached(risks[name]).astype(np.float64)
+        own = risk.reshape(-1, risk.shape[-1] if risk.ndim > 1 else 1)
+        if len(own) != len(duration) or own.shape[1] > n_causes:
+            fix = "give one risk a row, or one for each cause"
+            raise EhrseqError("does not fit the times", where=name, fix=fix)
+        if not ((own >= 0).all() and (own.sum(axis=1) <= 1 + _ROUNDING).all()):
+            raise EhrseqError(
+                "has risks that are missing, outside 0 to 1, or of all causes together above 1",
+                where=name,
+                fix="give a probability in every row",
+            )
+        known, others = np.split(observed[:, 0], [own.shape[1]])
+        left = np.maximum(1.0 - own.sum(axis=1, keepdims=True), 0.0) / (1.0 - known.sum())
+        given[name] = np.concatenate([own, left * others], axis=1)[:, :, None]
     owner = (
         np.arange(len(duration)) if subject is None else np.unique(subject, return_inverse=True)[1]
     )

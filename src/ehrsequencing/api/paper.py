@@ -20,14 +20,7 @@ from ehrsequencing.prediction.prediction_file import Risks
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.reporting.figures import group_names
 from ehrsequencing.reporting.wording import with_interval
-from ehrsequencing.results.result_types import (
-    DecisionRow,
-    IncidenceRow,
-    MetricRow,
-    Shared,
-    SmoothRow,
-    place_of,
-)
+from ehrsequencing.results.result_types import MetricRow, PlaceRow, Shared, place_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as Axes
@@ -57,8 +50,7 @@ class PaperTable(Hinted):
 
     def to_latex(self, path: str | os.PathLike[str] | None = None) -> str:
         """The table in LaTeX, as a `tabular` with rules of the package booktabs, which is also written to `path`."""
-        escaped = self.frame.rename(index=_latex, columns=_latex).map(_latex)
-        return _kept(str(escaped.to_latex(escape=False)), path)
+        return _kept(str(self.frame.to_latex(escape=True)).replace("<", "$<$"), path)
 
     def __repr__(self) -> str:
         return f"{self.caption}\n{self.frame.to_string()}"
@@ -72,11 +64,6 @@ def _kept(text: str, path: str | os.PathLike[str] | None) -> str:
     if path is not None:
         Path(path).write_text(text, encoding="utf-8")
     return text
-
-
-def _latex(text: object) -> str:
-    plain = str(text).replace("\\", "/")
-    return "".join(f"\\{c}" if c in "%&_#${}" else c for c in plain).replace("<", "$<$")
 
 
 def accuracy_table(
@@ -290,9 +277,7 @@ def _mark(ax: Any, at: float, text: str, colour: str, height: float) -> None:
     ax.annotate(text, (at, height), xycoords=ax.get_xaxis_transform(), xytext=(3, -3), **style)
 
 
-def calibration(
-    rows: Sequence[SmoothRow[int | str]], *, title: str, ax: "Axes | None" = None
-) -> "Axes":
+def calibration(rows: Sequence[PlaceRow], *, title: str, ax: "Axes | None" = None) -> "Axes":
     """Observed against predicted risk, ours first; see `EvaluationResult.plot_calibration`.
 
     Args:
@@ -326,9 +311,7 @@ def _curves(ax: Any, rows: Sequence[Row], x: str, y: str) -> None:
         ax.text(0.5, 0.5, TOO_FEW, transform=ax.transAxes, ha="center", color=GREY)
 
 
-def decision(
-    rows: Sequence[DecisionRow[int | str]], *, title: str, ax: "Axes | None" = None
-) -> "Axes":
+def decision(rows: Sequence[PlaceRow], *, title: str, ax: "Axes | None" = None) -> "Axes":
     """Net benefit by threshold, ours first; see `EvaluationResult.plot_decision_curve`.
 
     Args:
@@ -349,7 +332,7 @@ def decision(
     return _finish(ax, x=x, y=y, title=title, x_is_share=True)
 
 
-def incidence(row: IncidenceRow[int | str], *, title: str, ax: "Axes | None" = None) -> "Axes":
+def incidence(row: PlaceRow, *, title: str, ax: "Axes | None" = None) -> "Axes":
     """Observed and predicted cumulative incidence by risk group; see `EvaluationResult.plot_incidence`.
 
     Args:

@@ -147,10 +147,8 @@ class Work:
         if not (sys.stderr.isatty() and os.environ.get("TERM") != "dumb"):
             while not self._over.wait(LINE_EVERY):
                 print_line(self.line())
-        elif not self._over.wait(BAR_AFTER):
-            self._start_bar()
-
-    def _start_bar(self) -> None:
+        if self._over.wait(BAR_AFTER):  # also where it was watched so
+            return
         from rich.console import Console
         from rich.progress import (
             BarColumn,

@@ -208,8 +208,21 @@ class Known:
         )
         of = {data.vocabulary.tokens[k]: k for k in (*columns.codes, *columns.static_codes)}
         tokens = np.array([of[names[k][2]] for k in some], dtype=np.int64)
-        together = [data.family_counts(row) for row in rows]
-        size = len(data.vocabulary)
+        # how many rows of each family, which have the tokens after all codes, the people have by then
+        lines, size, n_visits = (
+            records.timelines,
+            len(data.vocabulary),
+            len(records.timelines.start_us),
+        )
+        visit = np.repeat(np.arange(n_visits), np.diff(lines.visit_offsets))
+        together = np.zeros((2, len(people), len(data.families)), dtype=np.float32)
+        for place, (_, members) in enumerate(data.families):
+            of_visit = np.bincount(visit[np.isin(lines.codes, members)], minlength=n_visits)
+            until = np.r_[0, np.cumsum(of_visit)]
+            for moment, row in enumerate(rows):
+                start = lines.subject_offsets[records.rows.subject[row]]
+                stop = start + records.rows.visits_before[row]
+                together[moment, :, place] = until[stop] - until[start]
         tokens = np.r_[tokens, size + np.arange(len(data.families))]
         kinds = [*(names[k][0] for k in some), *[FAMILY] * len(data.families)]
         first, last = (
@@ -307,21 +320,6 @@ class AuditData:
         ]
         return large[:MOST_FAMILIES]
 
-    def family_counts(self, rows: Ints) -> Floats32:
-        """(r, families) how many rows of each family the people of some prediction times have by then."""
-        lines = self.fitted.timelines
-        visit = np.repeat(np.arange(len(lines.start_us)), np.diff(lines.visit_offsets))
-        first = lines.subject_offsets[self.fitted.rows.subject[rows]]
-        stop = first + self.fitted.rows.visits_before[rows]
-        out = np.zeros((len(rows), len(self.families)), dtype=np.float32)
-        for place, (_, tokens) in enumerate(self.families):
-            of_visit = np.bincount(
-                visit[np.isin(lines.codes, tokens)], minlength=len(lines.start_us)
-            )
-            until = np.r_[0, np.cumsum(of_visit)]
-            out[:, place] = until[stop] - until[first]
-        return out
-
     def members(self, tokens: Iterable[int]) -> tuple[int, ...]:
         """Tokens with the members of the families among them."""
         size = len(self.vocabulary)
@@ -330,11 +328,13 @@ class AuditData:
 
     def code_name(self, token: int, people: int) -> str:
         """A code, or a family, for a reason, unless fewer than 11 people have it."""
-        if people < SMALLEST_COUNT:
-            return "a code of too few people to be named"
-        if token >= len(self.vocabulary):
-            return repr(self.families[token - len(self.vocabulary)][0])
-        return repr(self.vocabulary.tokens[token])
+        few = "a code of too few people to be named"
+        return few if people < SMALLEST_COUNT else repr(self.name_of(token))
+
+    def name_of(self, token: int) -> str:
+        """A code, or a family."""
+        size = len(self.vocabulary)
+        return self.families[token - size][0] if token >= size else self.vocabulary.tokens[token]
 
     def read_source(self, folder: Path | None) -> None:
         """Read the original records, by default where `prepare` found them; a failure is then noted in `why_no_source`.

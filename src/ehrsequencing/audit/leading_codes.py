@@ -133,49 +133,16 @@ def _compared(
     return is_high & ~is_blind, is_blind, np.where(is_blind, 1.0, chance)
 
 
-def _suspects(visits: _Visits, zone: Bools, has_event: Bools, size: int) -> tuple[Bools, Floats]:
-    """(V,) suspicious tokens of one zone and cause, and the share of each one's visits that lies in the zone."""
-    cases = zone & has_event
-    own, no_own, chance = _compared(visits, cases, ~zone, visits.subject, size)
-    others, no_others, chance_beside = _compared(
-        visits, cases, zone & ~has_event, visits.number, size
-    )
-    # a visit counts one half where the follow-up ends
-    known = 1.0 - 0.5 * (zone & (visits.cause == 0))
-    seen = np.bincount(visits.token, known[visits.visit], size)
-    share = np.bincount(visits.token, cases[visits.visit], size) / np.maximum(seen, 1.0)
-    high = (own & others) | ((share > SURE_SHARE) & ((own & no_others) | (others & no_own)))
-    high &= np.minimum(chance, chance_beside) * size < BY_CHANCE
-    return high & (_people(visits, cases, size) >= FEWEST_CARRIERS), share
-
-
 def event_after_code(data: AuditData) -> Finding:
     """Compare the zones before each cause with other visits and with the zones of others."""
     size = len(data.vocabulary) + len(data.families)
     visits = _Visits.of(data.fitted, data.families, len(data.vocabulary))
     people = _people(visits, np.ones(len(visits.subject), np.bool_), size)
-    leading = list[tuple[bool, float, int, str]]()  # is it sure, share, token, in words
-    several = np.bincount(visits.subject)[visits.subject] > 1
-    holders = _people(visits, several, size) >= FEWEST_HOLDERS
-    ends_records = _ends_records(visits, several, size)
-    with_event = 0
-    for number, cause in enumerate(data.task.causes, start=1):
-        has_event = visits.cause == number
-        with_event = max(with_event, len(np.unique(visits.subject[has_event])))
-        for where, days in ZONES.items():
-            zone = visits.is_last if days is None else visits.days <= days
-            high, share = _suspects(visits, zone, has_event, size)
-            sure = (
-                (share > SURE_SHARE)
-                if days is not None
-                else holders & (_last_share(visits, several, has_event, size) >= SURE_LAST)
-            )
-            for token in np.flatnonzero(high).tolist():
-                words = f"{share[token]:.0%} of its visits are {where} before {cause}"
-                is_care = bool(ends_records[token]) or is_care_at_the_end(data, token)
-                leading.append(
-                    (bool(sure[token]) and not is_care, float(share[token]), token, words)
-                )
+    leading = _leading(data, visits, size)
+    with_event = max(
+        len(np.unique(visits.subject[visits.cause == number]))
+        for number in range(1, 1 + len(data.task.causes))
+    )
     tested = {"visits": len(visits.subject), "codes": int((people >= FEWEST_CARRIERS).sum())}
     if with_event < FEWEST_CARRIERS:
         return Finding("not_tested", f"no cause has {FEWEST_CARRIERS} people with it", tested)
@@ -199,27 +166,51 @@ def event_after_code(data: AuditData) -> Finding:
     )
 
 
-def _last_share(visits: _Visits, several: Bools, has_event: Bools, size: int) -> Floats:
-    """(V,) share of each token's visits that are the last before a cause, over all who have two visits or more."""
-    chosen = several[visits.visit]
-    last = (visits.is_last & has_event)[visits.visit]
-    count = np.bincount(visits.token[chosen], minlength=size)
-    return np.bincount(visits.token[chosen & last], minlength=size) / np.maximum(count, 1)
+def _leading(data: AuditData, visits: _Visits, size: int) -> list[tuple[bool, float, int, str]]:
+    """Suspicious tokens of each zone and cause: is it a leak, share, token, in words."""
+    several = np.bincount(visits.subject)[visits.subject] > 1
+    holders = _people(visits, several, size) >= FEWEST_HOLDERS
 
+    def of_several(rows: Bools) -> Ints:
+        return np.bincount(visits.token[(several & rows)[visits.visit]], minlength=size)
 
-def _ends_records(visits: _Visits, several: Bools, size: int) -> Bools:
-    """(V,) tokens that end the record of those without an event, too: discharge, last contact."""
-    chosen = (several & (visits.cause == 0))[visits.visit]
-    count = np.bincount(visits.token[chosen], minlength=size)
-    last = np.bincount(visits.token[chosen & visits.is_last[visits.visit]], minlength=size)
-    return np.asarray((count >= FEWEST_CARRIERS) & (last > SURE_SHARE * count))
-
-
-def is_care_at_the_end(data: AuditData, token: int) -> bool:
-    """Whether a code says that care was changed because death was expected: known at the time, and no leak."""
-    size = len(data.vocabulary)
-    name = data.families[token - size][0] if token >= size else data.vocabulary.tokens[token]
-    return _CARE.search(name.replace("_", " ")) is not None
+    # tokens that end the record of those without an event, too: discharge, last contact
+    is_free = visits.cause == 0
+    count = of_several(is_free)
+    ends_records = (count >= FEWEST_CARRIERS) & (
+        of_several(is_free & visits.is_last) > SURE_SHARE * count
+    )
+    every = np.maximum(of_several(np.ones_like(is_free)), 1)
+    leading = list[tuple[bool, float, int, str]]()
+    for number, cause in enumerate(data.task.causes, start=1):
+        has_event = visits.cause == number
+        for where, days in ZONES.items():
+            zone = visits.is_last if days is None else visits.days <= days
+            cases = zone & has_event
+            own, no_own, chance = _compared(visits, cases, ~zone, visits.subject, size)
+            others, no_others, chance_beside = _compared(
+                visits, cases, zone & ~has_event, visits.number, size
+            )
+            # a visit counts one half where the follow-up ends
+            known = 1.0 - 0.5 * (zone & is_free)
+            seen = np.bincount(visits.token, known[visits.visit], size)
+            share = np.bincount(visits.token, cases[visits.visit], size) / np.maximum(seen, 1.0)
+            alone = (own & no_others) | (others & no_own)
+            high = (own & others) | ((share > SURE_SHARE) & alone)
+            high &= np.minimum(chance, chance_beside) * size < BY_CHANCE
+            high &= _people(visits, cases, size) >= FEWEST_CARRIERS
+            sure = share > SURE_SHARE
+            if days is None:
+                sure = holders & (of_several(zone & has_event) / every >= SURE_LAST)
+            for token in np.flatnonzero(high & sure & ~ends_records).tolist():
+                name = data.name_of(token).replace("_", " ")
+                # care that changed because death was expected was known at the time, and is no leak
+                sure[token] = _CARE.search(name) is None
+            for token in np.flatnonzero(high).tolist():
+                words = f"{share[token]:.0%} of its visits are {where} before {cause}"
+                is_leak = bool(sure[token] and not ends_records[token])
+                leading.append((is_leak, float(share[token]), token, words))
+    return leading
 
 
 def _people(visits: _Visits, chosen: Bools, size: int) -> Ints:

@@ -1,6 +1,6 @@
 """People: who is in the data twice, how many are behind what is stored, and whom pretraining saw."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,6 @@ from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import Timelines, joined
 from ehrsequencing.records.vocabulary import Vocabulary
-from ehrsequencing.records.vocabulary_fit import VocabularyFit
 from ehrsequencing.results.result_types import Origin
 from ehrsequencing.training.pretraining.targets import excluded_targets, names_of
 from ehrsequencing.training.run_folder import subjects_digest
@@ -69,25 +68,18 @@ def splits(data: AuditData) -> Finding:
     share = float(judged.mean()) if len(judged) else 0.0
     if not judged.any():
         return Finding("passed", "nobody is in two splits", tested, 0.0, TOLERATED)
+    # if those with short records are copied as often
+    found = int((is_copy & able).sum())
+    more = int(found / max(able.sum(), 1) * len(able)) - found
+    short = f" (of short records that cannot be compared, another {count_text(more)} may be)"
     return Finding(
         "leak" if share > TOLERATED else "warning",
         f"{count_text(int(judged.sum()))} of the {count_text(len(judged))} tuning and held-out people have the record "
         "of somebody in another split, the same codes in the same order or after the same times"
-        f"{_extrapolated(is_copy & able, able)}; keep one of each, and prepare again",
+        f"{short if more > 0 else ''}; keep one of each, and prepare again",
         tested,
         shareable_rate(share, len(judged)),
         TOLERATED,
-    )
-
-
-def _extrapolated(is_copy: Bools, able: Bools) -> str:
-    """How many copies there are among all, if those with short records are copied as often, in words."""
-    share = is_copy.sum() / max(able.sum(), 1)
-    more = int(share * len(able)) - int(is_copy.sum())
-    return (
-        f" (of short records that cannot be compared, another {count_text(more)} may be)"
-        if more > 0
-        else ""
     )
 
 
@@ -171,20 +163,8 @@ def single_people(data: AuditData) -> Finding:
     people = [int(fit.subjects[fit.number[c]]) for c in vocabulary.codes if c in fit.number]
     people += [int(fit.kind_subjects[fit.kinds[kind]]) for kind in vocabulary.kinds]
     few_names = sum(count < needed for count in people)
-    few_numbers = _numbers_of_few(vocabulary, fit, needed)
-    return judge(
-        few_names + few_numbers,
-        of=len(people) + vocabulary.knots.size,
-        what=f"names and numbers are those of fewer than {needed} training subjects "
-        f"({count_text(few_names)} names and {count_text(few_numbers)} numbers)",
-        clean=f"at least {needed} training subjects are behind every name, and share every number that is a value",
-        tested={"names": len(people), "scales": len(vocabulary.mean)},
-    )
-
-
-def _numbers_of_few(vocabulary: Vocabulary, fit: VocabularyFit, needed: int) -> int:
-    """How many values of the training subjects, of those that the fit keeps, are stored although too few share them."""
-    sample, few = fit.numbers_kept.by_key(), 0
+    # of the training subjects, those that the fit keeps
+    sample, few_numbers = fit.numbers_kept.by_key(), 0
     for code, token in vocabulary.index.items():
         row = vocabulary.scale[token]
         if row < 0 or code not in fit.number:
@@ -193,8 +173,15 @@ def _numbers_of_few(vocabulary: Vocabulary, fit: VocabularyFit, needed: int) -> 
         is_stored = np.isin(value, np.r_[vocabulary.knots[row], vocabulary.mean[row]])
         pairs = np.unique(np.stack([value, who.astype(np.float64)])[:, is_stored], axis=1)
         _, holders = np.unique(pairs[0], return_counts=True)
-        few += int((holders < needed).sum())
-    return few
+        few_numbers += int((holders < needed).sum())
+    return judge(
+        few_names + few_numbers,
+        of=len(people) + vocabulary.knots.size,
+        what=f"names and numbers are those of fewer than {needed} training subjects "
+        f"({count_text(few_names)} names and {count_text(few_numbers)} numbers)",
+        clean=f"at least {needed} training subjects are behind every name, and share every number that is a value",
+        tested={"names": len(people), "scales": len(vocabulary.mean)},
+    )
 
 
 CHECKS = (
@@ -211,27 +198,18 @@ CHECKS = (
 # ---- whom pretraining saw --------------------------------------------------------------------------------------------
 
 
-def links(init: Origin) -> Iterator[Origin]:
-    """The facts of every model that a run goes back to, the nearest first.
-
-    >>> [link["folder"] for link in links({"folder": "b", "init": {"folder": "a"}})]
-    ['b', 'a']
-    """
-    link: Origin | None = init
-    while link is not None:
-        yield link
-        link = link.get("init")
-
-
 def pretraining(data: AuditData) -> Finding:
     """Nobody held out was seen, and nothing of the outcome was a target, in any model that the run goes back to."""
-    findings = list[Finding]()
-    for place, link in enumerate(links(data.run.manifest["init"]), start=1):
+    findings, place = list[Finding](), 0
+    link: Origin | None = data.run.manifest["init"]
+    while link is not None:
+        place += 1
         parts = [unseen_subjects(data, link)]
         if "objectives" in link:  # made by ehrseq pretrain
             parts.append(excluded_codes(data, link))
         where = f" (model {place} that the run goes back to)" if place > 1 else ""
         findings += [replace(part, reason=part.reason + where) for part in parts]
+        link = link.get("init")
     if all(one.verdict == "passed" for one in findings):
         return replace(findings[0], reason="; ".join(one.reason for one in findings))
     return min(

@@ -17,7 +17,6 @@ from ehrsequencing.predictors.cox import CoxRegression, CoxRows, LandmarkCox
 from ehrsequencing.predictors.fitting_data import FittingData
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.labels import potential_days
-from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.training.plan import training_edges
 
 CENTRED = (
@@ -368,8 +367,18 @@ def importance(data: AuditData, suspects: tuple[int, ...]) -> dict[str, dict[str
 
 
 def _fit(data: AuditData, hidden: Bools) -> dict[str, float]:
-    """Of the model that does not know the `hidden` (V,) tokens."""
-    records = {name: _without(part, hidden) for name, part in data.records.items()}
+    """Of the model of the same visits in which the `hidden` (V,) tokens have become unknown."""
+    records = {}
+    for name, part in data.records.items():
+        old, hides = part.timelines, hidden[part.timelines.codes]
+        static = np.where(hidden[old.static_codes], UNKNOWN, old.static_codes).astype(np.int32)
+        timelines = replace(
+            old,
+            codes=np.where(hides, UNKNOWN, old.codes).astype(np.int32),
+            values=np.where(hides[:, None], np.float32(np.nan), old.values),
+            static_codes=static,
+        )
+        records[name] = replace(part, timelines=timelines)
     edges = training_edges(data.prepared, data.task, bins=data.run.study.training.grid_bins)
     fitting = FittingData(data.task, data.vocabulary, records["train"], records["tuning"], edges)
     model, judged = LandmarkCox(fitting), records[data.split]
@@ -380,16 +389,6 @@ def _fit(data: AuditData, hidden: Bools) -> dict[str, float]:
         judged.rows.duration_days[chosen], judged.rows.cause[chosen], risk, horizon=horizon
     )
     return {"c": round(c, 3), "nll": round(float(model.nll(judged)[chosen].mean()), 4)}
-
-
-def _without(records: TaskRecords, hidden: Bools) -> TaskRecords:
-    """The same visits, in which some codes have become unknown."""
-    old = records.timelines
-    codes = np.where(hidden[old.codes], UNKNOWN, old.codes).astype(np.int32)
-    values = np.where(hidden[old.codes][:, None], np.float32(np.nan), old.values)
-    static = np.where(hidden[old.static_codes], UNKNOWN, old.static_codes).astype(np.int32)
-    timelines = replace(old, codes=codes, values=values, static_codes=static)
-    return replace(records, timelines=timelines)
 
 
 def sentence(scores: dict[str, dict[str, float]] | None) -> str:

@@ -52,6 +52,16 @@ def pack_padded(
     real = as_mask(visit_mask, "visit_mask")
     real_codes = as_mask(code_mask, "code_mask") & real.unsqueeze(-1)
     slots = real.flatten().nonzero().squeeze(1)
+    static = dict[str, Tensor]()
+    if static_codes is not None:
+        _require_ids(static_codes, 2, "static_codes")
+        _require_shape(static_codes, (shape[0], static_codes.shape[1]), "static_codes")
+        _require_shape(static_mask, tuple(static_codes.shape), "static_mask")
+        every = torch.ones_like(static_codes, dtype=torch.bool)
+        own = every if static_mask is None else as_mask(static_mask, "static_mask")
+        static = {"static_codes": static_codes[own].long(), "static_offsets": _offsets(own.sum(1))}
+    elif static_mask is not None:
+        raise bad_field("static_codes beside it", "none", where="static_mask")
 
     def picked(name: str, tensor: Tensor) -> Tensor:
         chosen = tensor.flatten()[slots]
@@ -68,25 +78,10 @@ def pack_padded(
         **{name: picked(name, tensor) for name, tensor in per_visit.items() if tensor is not None},
         **({} if values is None else {"values": _floating(values[real_codes])}),
         **({} if code_types is None else {"code_types": code_types[real_codes].long()}),
-        **_static(static_codes, static_mask, n_subjects=shape[0]),
+        **static,
         "padded_shape": shape,
         "slots": slots,
     }
-
-
-def _static(codes: Tensor | None, mask: Tensor | None, *, n_subjects: int) -> dict[str, Tensor]:
-    """Codes without a time, subject after subject."""
-    if codes is None:
-        if mask is not None:
-            raise bad_field("static_codes beside it", "none", where="static_mask")
-        return {}
-    _require_ids(codes, 2, "static_codes")
-    _require_shape(codes, (n_subjects, codes.shape[1]), "static_codes")
-    _require_shape(mask, tuple(codes.shape), "static_mask")
-    real = (
-        torch.ones_like(codes, dtype=torch.bool) if mask is None else as_mask(mask, "static_mask")
-    )
-    return {"static_codes": codes[real].long(), "static_offsets": _offsets(real.sum(1))}
 
 
 def pack_flat(codes: Tensor, ages: Tensor, visit_ids: Tensor, mask: Tensor) -> dict[str, Any]:

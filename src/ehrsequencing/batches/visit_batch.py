@@ -159,14 +159,6 @@ class VisitBatch(Hinted):
         return _owners(self.subject_offsets, self.n_visits)
 
     @cached_property
-    def visit_followed(self) -> Tensor:
-        """(N,) of a query the subject's last visit before it; −1 of visits, and of a query without one."""
-        place = torch.arange(self.n_visits, device=self.codes.device)
-        last = place.masked_fill(self.is_query, -1).cummax(0).values
-        none = ~self.is_query | (last < self.subject_offsets[self.subject_of_visit])
-        return last.masked_fill(none, -1)
-
-    @cached_property
     def visit_index(self) -> Tensor:
         """(N,) number of the subject's *real* visits before this row: 0 for the first visit; queries do not count."""
         real = (~self.is_query).long()

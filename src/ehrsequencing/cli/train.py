@@ -69,9 +69,6 @@ def train(
     finish(wrote={"run": out}, then=["evaluate", out], result=facts)
 
 
-NEARLY_NOTHING = 0.05  # of a weight in a blend
-
-
 def kept_epochs(run: Path) -> tuple[list[str], dict[str, Any]]:
     """Which epoch a finished run kept and why, one line per model; and the same as facts for `--json`."""
     from ehrsequencing.core.files import read_json_lines
@@ -101,16 +98,10 @@ def kept_epochs(run: Path) -> tuple[list[str], dict[str, Any]]:
         "parameters": manifest.get("parameters"),
     }
     for cause, weight in manifest.get("blend", {}).get("weight_of_network", {}).items():
-        network, others = (
-            f"network {100 * weight:.0f} %",
-            f"trees and Cox {100 - 100 * weight:.0f} %",
+        network = f"{100 * weight:.0f} %"
+        lines.append(
+            f"blend for {cause}: network {network}, trees and Cox {100 - 100 * weight:.0f} %"
         )
-        words = f"{network}, {others}"
-        if weight < NEARLY_NOTHING:
-            words = f"trees and Cox answer almost alone ({network})"
-        if weight > 1 - NEARLY_NOTHING:
-            words = f"the network answers almost alone ({others})"
-        lines.append(f"blend for {cause}: {words}")
     return lines, epochs
 
 

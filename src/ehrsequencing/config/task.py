@@ -36,10 +36,8 @@ class IndexConfig(Settings):
         given = [self.code, self.first_visit or None, self.age, self.date, self.file]
         if sum(one is not None for one in given) != 1:
             raise ValueError("give exactly one of code, first_visit, age, date, file")
-        if self.code is None and self.file is None and self.which != "first":
-            raise ValueError("which belongs to an index by code or file")
-        if self.code is None and self.file is None and self.after:
-            raise ValueError("after belongs to an index by code or file")
+        if self.code is None and self.file is None and (self.which != "first" or self.after):
+            raise ValueError("which and after belong to an index by code or file")
         check_date(self.date)
         return self
 

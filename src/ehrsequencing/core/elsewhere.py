@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cache, partial, wraps
@@ -130,7 +130,24 @@ def answering(function: Called, name: str = "") -> Called:
         try:
             bound = signature.bind(*given, **named)
         except TypeError as error:
-            raise _wrong_call(named_as, shown, given, named, str(error)) from None
+            # all unknown arguments at once, or how the call is written
+            why, known = str(error), [one.name for one in shown]
+            takes_all = any(one.kind is one.VAR_KEYWORD for one in shown)
+            unknown = [one for one in named if one not in known and not takes_all]
+            tables = [own for own in (named_as, "arguments") if own in _table()]
+            uses = dict.fromkeys(
+                next(filter(None, (right_way(own, one, known) for own in tables)), "")
+                for one in unknown
+            )
+            fix = "; ".join(filter(None, uses))
+            if unknown:
+                why = f"unknown argument{'s' * (len(unknown) > 1)} {', '.join(map(repr, unknown))}"
+            elif "frame" not in known and any(hasattr(one, "columns") for one in given):
+                fix = "eh.from_table(df, subject=…, time=…, event=…, out=…), which makes records of a frame"
+            forms = [f"{one.name}=…" if one.kind is one.KEYWORD_ONLY else one.name for one in shown]
+            short = ", ".join(forms[:8] + ["…"] * (len(forms) > 8))
+            fix = f"use {fix}" if fix else f"write {named_as}({short})"
+            raise EhrseqError(why, where=named_as, fix=fix) from None
         for argument, value in bound.arguments.items():
             one = signature.parameters[argument]
             is_one = one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
@@ -186,31 +203,6 @@ def fits(value: Any, hint: Any) -> bool:
     ):  # paths are among them
         return False
     return (value is None and NoneType in kinds) or not kinds <= {bool, NoneType}
-
-
-def _wrong_call(
-    name: str,
-    parameters: Sequence[inspect.Parameter],
-    given: Iterable[Any],
-    named: Mapping[str, Any],
-    why: str,
-) -> EhrseqError:
-    """The error of a call: all its unknown arguments at once, or how it is written."""
-    known = [one.name for one in parameters]
-    takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
-    unknown = [one for one in named if one not in known and not takes_all]
-    tables = [own for own in (name, "arguments") if own in _table()]
-    uses = dict.fromkeys(
-        next(filter(None, (right_way(own, one, known) for own in tables)), "") for one in unknown
-    )
-    fix = "; ".join(filter(None, uses))
-    if unknown:
-        why = f"unknown argument{'s' * (len(unknown) > 1)} {', '.join(map(repr, unknown))}"
-    elif "frame" not in known and any(hasattr(one, "columns") for one in given):
-        fix = "eh.from_table(df, subject=…, time=…, event=…, out=…), which makes records of a frame"
-    written = [f"{one.name}=…" if one.kind is one.KEYWORD_ONLY else one.name for one in parameters]
-    short = ", ".join(written[:8] + ["…"] * (len(written) > 8))
-    return EhrseqError(why, where=name, fix=f"use {fix}" if fix else f"write {name}({short})")
 
 
 def public(module: ModuleType, name: str) -> Any:

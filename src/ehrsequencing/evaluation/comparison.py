@@ -209,11 +209,6 @@ class Comparison:
         return replace(self, draws=self.draws[:0])
 
 
-def fewer_draws(draws: NDArray[np.uint8], rows: int) -> NDArray[np.uint8]:
-    """As many of the resamples as there is time for with so many rows."""
-    return draws[: max(FEWEST_RESAMPLES, MOST_DRAWN // max(rows, 1))]
-
-
 def main_place(
     comparisons: "Sequence[Comparison]", model: str, horizon_days: float | None = None
 ) -> tuple[float | None, float]:

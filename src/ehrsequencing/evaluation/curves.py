@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -12,20 +12,14 @@ from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.core.disclosure import enough_people
 from ehrsequencing.evaluation import results
 from ehrsequencing.evaluation.comparison import Comparison
-from ehrsequencing.evaluation.estimates import Estimate, estimate, long_rows, metric_estimates
+from ehrsequencing.evaluation.estimates import estimate, long_rows, metric_estimates
 from ehrsequencing.metrics.accuracy import decision_curve
 from ehrsequencing.metrics.bootstrap import calibration_null
 from ehrsequencing.metrics.calibration import smooth_calibration
 from ehrsequencing.metrics.censoring import RiskSets, SubjectClock
 from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.metrics.registry import taken
-from ehrsequencing.results.result_types import (
-    Cell,
-    DecisionRow,
-    IncidenceRow,
-    MetricRow,
-    SmoothRow,
-)
+from ehrsequencing.results.result_types import MetricRow, PlaceRow
 
 BARS = 10  # of a histogram of predicted risks
 POINTS = 40  # of a smooth calibration curve
@@ -41,7 +35,7 @@ SIMULATIONS = 200  # of right risks, for what ICI and KS would be by chance
 
 def smooth_rows(
     scope: Comparison, causes: Sequence[str], *, models: Sequence[str], seed: int
-) -> tuple[list[SmoothRow[int]], list[MetricRow[int]]]:
+) -> tuple[list[PlaceRow], list[MetricRow[int]]]:
     """Smooth calibration curves, and the long rows of the metrics that only the strongest models have (ICI, KS …).
 
     Where each subject has one row, ICI and KS come with what right risks would show in as many subjects:
@@ -56,25 +50,32 @@ def smooth_rows(
     Returns:
         Rows of `smooth_calibration`, and rows of `metrics`.
     """
-    curves: list[SmoothRow[int]] = []
+    curves: list[PlaceRow] = []
     metrics: list[MetricRow[int]] = []
     for model in models:
-        predicted = smooth_calibration(scope.scored(model), points=POINTS).predicted
+        predicted = smooth_calibration(scope.scored(model), points=POINTS)["predicted"]
         observed = estimate(
             scope,
             model,
-            lambda rows: {"observed": smooth_calibration(rows, points=POINTS).observed},
+            lambda rows: {"observed": smooth_calibration(rows, points=POINTS)["observed"]},
         )["observed"]
         low, high = observed.band()
         for (e, h), cell in cells(scope, causes):
             known = np.isfinite(observed.value[e, h])
+            # bins of one width; the outer ones have the outer percents, too
+            risk = scope.risk[model][:, e, h]
+            low_risk, high_risk = np.quantile(risk, [0.01, 0.99])
+            edges = np.linspace(low_risk, high_risk, BARS + 1)
+            counts = np.histogram(np.clip(risk, edges[0], edges[-1]), edges)[0]
+            shares = (counts / len(risk)).tolist()
+            histogram = {"edges": edges.tolist(), "shares": shares, "n": counts.tolist()}
             curves.append(
                 {
                     "model": model,
                     **cell,
                     "predicted": predicted[e, h][known].tolist(),
                     "observed": observed.value[e, h][known].tolist(),
-                    "histogram": _histogram(scope.risk[model][:, e, h]),
+                    "histogram": histogram,
                     "low": [results.number(x) for x in low[e, h][known]],
                     "high": [results.number(x) for x in high[e, h][known]],
                 }
@@ -83,7 +84,18 @@ def smooth_rows(
         by_history = isinstance(scope.censoring, SubjectClock) and scope.censoring.is_by_history
         # the simulation draws each row anew, and lets nobody leave for a reason
         if scope.subjects == len(scope) and not by_history:
-            named |= _against_chance(scope, model, named["ks"], seed)
+            # what ICI and KS would be if every risk were right
+            rows, ks = scope.scored(model, too_few=scope.too_few()), named["ks"]
+            null = calibration_null(rows, n_simulations=SIMULATIONS, seed=seed)
+            undefined = np.isnan(null["ici"]).mean(axis=0) > 0.05
+            upper = np.nanquantile(np.where(undefined, 0.0, null["ici"]), 0.95, axis=0)
+            named["ici_null"] = replace(ks, value=np.where(undefined, np.nan, upper))
+            # one-sided: (1 + simulations as large as the value) / (1 + simulations)
+            defined = ~np.isnan(null["ks"])
+            count = (defined & (null["ks"] >= ks.value)).sum(axis=0)
+            p = (1.0 + count) / (1.0 + defined.sum(axis=0))
+            is_known = ~np.isnan(ks.value) & defined.any(axis=0)
+            named["ks_p"] = replace(ks, value=np.where(is_known, p, np.nan))
         for metric, one in named.items():
             for e, cause in enumerate(causes):
                 metrics += long_rows(
@@ -92,41 +104,9 @@ def smooth_rows(
     return curves, metrics
 
 
-def _histogram(risk: Floats) -> dict[str, Any]:
-    """How many people have which predicted risk, in bins of one width; the outer ones have the outer percents, too."""
-    low, high = np.quantile(risk, [0.01, 0.99])
-    edges = np.linspace(low, high, BARS + 1)
-    counts = np.histogram(np.clip(risk, edges[0], edges[-1]), edges)[0]
-    return {"edges": edges.tolist(), "shares": (counts / len(risk)).tolist(), "n": counts.tolist()}
-
-
-def _against_chance(scope: Comparison, model: str, ks: Estimate, seed: int) -> dict[str, Estimate]:
-    """What ICI and KS would be if every risk were right."""
-    rows = scope.scored(model, too_few=scope.too_few())
-    null = calibration_null(rows, n_simulations=SIMULATIONS, seed=seed)
-    undefined = np.isnan(null["ici"]).mean(axis=0) > 0.05
-    upper = np.nanquantile(np.where(undefined, 0.0, null["ici"]), 0.95, axis=0)
-    return {
-        "ici_null": replace(ks, value=np.where(undefined, np.nan, upper)),
-        "ks_p": replace(ks, value=share_as_large(null["ks"], ks.value)),
-    }
-
-
-def share_as_large(samples: Floats, value: Floats) -> Floats:
-    """One-sided p-value by simulation, (1 + simulations as large as the value) / (1 + simulations).
-
-    >>> share_as_large(np.array([[0.1], [0.2], [0.3]]), np.array([0.2])).tolist()
-    [0.75]
-    """
-    defined = ~np.isnan(samples)
-    count = (defined & (samples >= value)).sum(axis=0)
-    p: Floats = (1.0 + count) / (1.0 + defined.sum(axis=0))
-    return np.where(np.isnan(value) | ~defined.any(axis=0), np.nan, p)
-
-
 def decision_rows(
     scope: Comparison, causes: Sequence[str], *, models: Sequence[str], thresholds: Sequence[float]
-) -> list[DecisionRow[int]]:
+) -> list[PlaceRow]:
     """Net benefit with its band, beside acting on everyone; acting on nobody is 0.
 
     Args:
@@ -136,23 +116,24 @@ def decision_rows(
         thresholds: Risks from which one would act; none: spread over each cell's predicted risks, the same for all.
     """
     ours = scope.risk[models[0]]
-    shape = (*ours.shape[1:], len(thresholds) or THRESHOLDS)
-    at = (
-        np.broadcast_to(thresholds, shape)
-        if thresholds
-        else np.apply_along_axis(spread_thresholds, 0, ours)
-    )
-    at = at if thresholds else np.moveaxis(at, 0, -1)
-    out: list[DecisionRow[int]] = []
+    at: Floats = np.broadcast_to(thresholds, (*ours.shape[1:], len(thresholds)))
+    if not thresholds:  # from near 0 to the 99th percentile of the predicted risk, and readable
+        top = np.clip(np.quantile(ours, 0.99, axis=0), 0.005, 0.95).astype(np.float64)
+        at = np.round(np.arange(1, THRESHOLDS + 1) * (top / THRESHOLDS)[..., None], 6)
+    out: list[PlaceRow] = []
     for model in models:
-        estimates = estimate(scope, model, partial(_net_benefit, at=at))
+        estimates = estimate(scope, model, partial(decision_curve, thresholds=at))
         low, high = estimates["net_benefit"].band()
+        # the share above by its logit, the others by percentiles (docs/metrics.md)
+        share_above = replace(estimates["flagged"], on="logit")
+        shares = [share_above, *(estimates[name] for name in OPERATING[1:])]
+        limits = [part for share in shares for part in (share.value, *share.interval)]
         for place, cell in cells(scope, causes):
             defined = bool(np.isfinite(low[place]).all())
             risk, (e, h) = scope.risk[model][:, *place], place
             had = (scope.cause == e + 1) & (scope.duration_days <= scope.horizons_days[h])
             flagged = [risk >= threshold for threshold in at[place]]
-            row: DecisionRow[int] = {
+            row: PlaceRow = {
                 "model": model,
                 **cell,
                 "thresholds": at[place].tolist(),
@@ -163,35 +144,15 @@ def decision_rows(
                 "high": high[place].tolist() if defined else None,
                 "treat_all": [results.number(x) for x in estimates["treat_all"].value[place]],
             }
-            out.append(cast(DecisionRow[int], {**row, **_operating(estimates, place)}))
+            operating = {
+                name: [*map(results.number, part[place])]
+                for name, part in zip(OPERATING_COLUMNS, limits, strict=True)
+            }
+            out.append({**row, **operating})
     return out
 
 
-def _net_benefit(rows: ScoredRows, *, at: Floats) -> dict[str, Floats]:
-    curve = decision_curve(rows, at)
-    return {name: getattr(curve, name) for name in ("net_benefit", "treat_all", *OPERATING)}
-
-
-def _operating(found: dict[str, Estimate], place: tuple[int, int]) -> dict[str, list[float | None]]:
-    """`OPERATING_COLUMNS` at each threshold."""
-    share_above = replace(
-        found["flagged"], on="logit"
-    )  # the others by percentiles (docs/metrics.md)
-    shares = [share_above, *(found[name] for name in OPERATING[1:])]
-    parts = [part[place] for share in shares for part in (share.value, *share.interval)]
-    return dict(
-        zip(OPERATING_COLUMNS, [list(map(results.number, part)) for part in parts], strict=True)
-    )
-
-
-def spread_thresholds(risk: Floats) -> Floats:
-    """Thresholds from near 0 to the 99th percentile of the predicted risk, evenly spaced and readable."""
-    top = float(np.clip(np.quantile(risk, 0.99), 0.005, 0.95))
-    step = top / THRESHOLDS
-    return np.round(np.arange(1, THRESHOLDS + 1) * step, 6)
-
-
-def cells(scope: Comparison, causes: Sequence[str]) -> Iterator[tuple[tuple[int, int], Cell[int]]]:
+def cells(scope: Comparison, causes: Sequence[str]) -> Iterator[tuple[tuple[int, int], PlaceRow]]:
     """Each cause and horizon with enough people: its place in the arrays, names, people, and those with the event."""
     events, subjects, few = scope.subjects_with_event(), scope.subjects, scope.too_few()
     for e, cause in enumerate(causes):
@@ -215,7 +176,7 @@ MOST_GROUPS = 4
 
 def incidence_rows(
     grid: Comparison, causes: Sequence[str], *, model: str, horizon_days: float
-) -> list[IncidenceRow[int]]:
+) -> list[PlaceRow]:
     """Content of `incidence`: a row for each cause, up to one horizon.
 
     Args:
@@ -226,7 +187,7 @@ def incidence_rows(
     """
     part = grid.among(grid.followed(horizon_days)).until(horizon_days)
     ticks = tick_days(horizon_days)
-    out: list[IncidenceRow[int]] = []
+    out: list[PlaceRow] = []
     for e, cause in enumerate(causes):
         event = (part.cause == e + 1) & (part.duration_days <= horizon_days)
         group = risk_groups(part.risk[model][:, e, -1], event, part.subject)

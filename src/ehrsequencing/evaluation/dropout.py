@@ -31,7 +31,7 @@ from ehrsequencing.predictors.cox import (
     information,
     partial_log_likelihood,
 )
-from ehrsequencing.predictors.features import LinearDesign
+from ehrsequencing.predictors.fitting_data import LinearDesign
 from ehrsequencing.predictors.history import fit_feature_spec, history_features
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.vocabulary import Vocabulary

@@ -1,14 +1,13 @@
 """Metrics with bootstrap intervals and paired differences: rows of a `Comparison` in, long rows of the result out."""
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
 
 import numpy as np
 
-from ehrsequencing.core.arrays import Bools, Floats, Ints
+from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.disclosure import TOO_FEW
 from ehrsequencing.evaluation import results
 from ehrsequencing.evaluation.comparison import Comparison
@@ -44,17 +43,6 @@ class Estimate:
             return scaled_interval(self.value, self.samples, self.on)
         return interval_around(self.value, self.samples)
 
-    @cached_property
-    def _biased(self) -> Bools:
-        """Where resamples give limits, but limits that do not hold the value."""
-        if not len(self.samples) or self.on:
-            return np.zeros(self.value.shape, dtype=bool)
-        return (
-            np.isnan(self.interval[0])
-            & np.isfinite(percentile_interval(self.samples)[0])
-            & np.isfinite(self.value)
-        )
-
     def band(self) -> tuple[Floats, Floats]:
         """The interval of every point of a curve, widened to the curve where it does not hold it."""
         if not len(self.samples):
@@ -69,11 +57,15 @@ class Estimate:
             self, value=self.value[cause], samples=self.samples[:, cause], events=self.events[cause]
         )
 
-    def reason(self, place: tuple[int, ...]) -> str | None:
+    def reason(self, place: tuple[int, int]) -> str | None:
         """Why one value has no interval; None where it has one, or could have none (no resamples, undefined)."""
         if too_few(self.events[place], self.subjects[place[-1]]):
             return TOO_FEW
-        return BIASED if self._biased[place] else None
+        if not len(self.samples) or self.on or not np.isnan(self.interval[0][place]):
+            return None
+        # where resamples give limits, but limits that do not hold the value
+        low, _ = percentile_interval(self.samples[:, place[0], place[1]])
+        return BIASED if np.isfinite(low) and np.isfinite(self.value[place]) else None
 
     def minus(self, other: "Estimate") -> "Estimate":
         """The difference; each resample holds the same subjects for both."""
@@ -108,12 +100,15 @@ def estimate(
     samples = {
         name: np.full((len(scope.draws), *value.shape), np.nan) for name, value in point.items()
     }
-    done = 0
-    for weights in () if few.all() else _work_blocks(scope):
-        block = metrics(scope.scored(model, weights=weights, too_few=few))
-        for name, values_there in block.items():
-            samples[name][done : done + len(weights)] = values_there
-        done += len(weights)
+    done, rows = 0, max(len(scope), 1)
+    step = max(1, min(max(FEWEST_TOGETHER, WORK_ELEMENTS // rows), MOST_ELEMENTS // rows))
+    for block in () if few.all() else scope.blocks():
+        for start in range(0, len(block), step):
+            weights = block[start : start + step]
+            found = metrics(scope.scored(model, weights=weights, too_few=few))
+            for name, values_there in found.items():
+                samples[name][done : done + len(weights)] = values_there
+            done += len(weights)
     for name, value in point.items() if hides_few else ():  # a mean over time goes by the last day
         samples[name][:, few[:, -value.shape[1] :]] = np.nan
     return {name: Estimate(value, samples[name], events, subjects) for name, value in point.items()}
@@ -139,8 +134,13 @@ def metric_estimates(
             parts = [rows] if of_every_row else rows.parts()
             of_parts = [_estimates(part, model, some) for part in parts]
             for metric in some:
-                whole = _joined([one[metric.key] for one in of_parts])
-                estimates[metric.key] = replace(whole, on=metric.on)
+                own = [one[metric.key] for one in of_parts]
+                # horizons of some rows after those of others
+                columns = {
+                    name: np.concatenate([getattr(one, name) for one in own], axis=-1)
+                    for name in ("value", "samples", "events", "subjects")
+                }
+                estimates[metric.key] = Estimate(**columns, on=metric.on)
     return {metric.key: estimates[metric.key] for metric in metrics}
 
 
@@ -156,23 +156,6 @@ def _estimates(part: Comparison, model: str, metrics: Sequence[Metric]) -> dict[
         np.zeros(shape[1], dtype=np.int64),
     )
     return {metric.key: nothing for metric in metrics}
-
-
-def _joined(parts: Sequence[Estimate]) -> Estimate:
-    """Estimates of some horizons after those of others."""
-
-    def of(name: str) -> Any:
-        return np.concatenate([getattr(one, name) for one in parts], axis=-1)
-
-    return Estimate(of("value"), of("samples"), of("events"), of("subjects"))
-
-
-def _work_blocks(scope: Comparison) -> Iterator[Any]:
-    rows = max(len(scope), 1)
-    step = max(1, min(max(FEWEST_TOGETHER, WORK_ELEMENTS // rows), MOST_ELEMENTS // rows))
-    for block in scope.blocks():
-        for start in range(0, len(block), step):
-            yield block[start : start + step]
 
 
 def scope_estimates(
@@ -294,51 +277,43 @@ def over_time_rows(
     if grid.landmark_days is None:  # too much for what it says
         grid, fine = grid.without_resamples(), fine.without_resamples()
     out: list[MetricRow[int]] = []
+    plain = [metric for metric in taken("over time") if metric.interval]
+
+    def integrals(rows: ScoredRows) -> dict[str, Floats]:
+        return {key: value[..., None] for key, value in values(rows, plain).items()}
+
+    def gaps(rows: ScoredRows) -> dict[str, Floats]:
+        return {"gap": incidence_gap(rows)}
+
     for horizon in horizons_days:
         inside = grid.followed(horizon)
         for model in grid.risk if inside.any() else ():
             part = grid.alone(model).until(horizon).among(inside)
-            estimates = _integrals(part, model)
+            # an integral needs two times
+            whole = estimate(part, model, integrals) if len(part.horizons_days) > 1 else {}
+            estimates = {
+                key: replace(one, events=one.events[:, -1:], subjects=one.subjects[-1:])
+                for key, one in whole.items()
+            }
             if model in fine.risk:
                 on_knots = fine.alone(model).until(horizon).among(inside)
-                estimates |= _incidence_errors(on_knots, model)
+                gap = estimate(on_knots, model, gaps, hides_few=False)["gap"]
+                days, events = gap_days(on_knots.scored(model)), gap.events[:, -1:]
+                error = mean_distance(gap.value, days)[:, None]
+                nothing = np.zeros((0, *error.shape))
+                own = Estimate(error, nothing, events, gap.subjects[-1:])
+                estimates["aj"] = own
+                if len(gap.samples):  # what it would be by chance
+                    apart = mean_distance(gap.samples - gap.value, days)
+                    undefined = np.isnan(apart).mean(axis=0) > 0.05
+                    chance = np.nanquantile(np.where(undefined, 0.0, apart), 0.95, axis=0)
+                    chance = np.where(undefined, np.nan, chance)
+                    estimates["aj_null"] = replace(own, value=chance[:, None])
             at_end = replace(part, horizons_days=part.horizons_days[-1:])
             for name, one in estimates.items():
                 for e, cause in enumerate(causes):
                     out += long_rows(at_end, one.of_cause(e), model=model, cause=cause, metric=name)
     return out
-
-
-def _integrals(part: Comparison, model: str) -> dict[str, Estimate]:
-    """Metrics of a whole grid that have an interval, each (causes, 1); an integral needs two times."""
-    if len(part.horizons_days) < 2:
-        return {}
-    plain = [metric for metric in taken("over time") if metric.interval]
-    estimates = estimate(
-        part, model, lambda rows: {key: x[..., None] for key, x in values(rows, plain).items()}
-    )
-    return {
-        key: replace(one, events=one.events[:, -1:], subjects=one.subjects[-1:])
-        for key, one in estimates.items()
-    }
-
-
-def _incidence_errors(part: Comparison, model: str) -> dict[str, Estimate]:
-    """AJ error up to the last day, and what it would be by chance, each (causes, 1)."""
-    gaps = estimate(part, model, lambda rows: {"gap": incidence_gap(rows)}, hides_few=False)
-    gap, days = gaps["gap"], gap_days(part.scored(model))
-    events = gap.events[:, -1:]
-    error = mean_distance(gap.value, days)[:, None]
-    own = Estimate(error, np.zeros((0, *error.shape)), events, gap.subjects[-1:])
-    if not len(gap.samples):
-        return {"aj": own}
-    apart = mean_distance(gap.samples - gap.value, days)
-    undefined = np.isnan(apart).mean(axis=0) > 0.05
-    chance = np.nanquantile(np.where(undefined, 0.0, apart), 0.95, axis=0)
-    return {
-        "aj": own,
-        "aj_null": replace(own, value=np.where(undefined, np.nan, chance)[:, None]),
-    }
 
 
 def nll_row(scope: Comparison, nll: Floats, *, model: str, cause: str) -> MetricRow[int]:

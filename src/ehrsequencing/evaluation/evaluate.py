@@ -5,7 +5,7 @@ From data to the result in one line: a `Population` and `{name: Predictor}` give
 it goes into one result, which `results` writes.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -17,11 +17,7 @@ from ehrsequencing.core.arrays import Floats, selected
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.signals import give_back_freed_memory
 from ehrsequencing.evaluation import population as follow_up, results
-from ehrsequencing.evaluation.comparison import (
-    ORACLE,
-    Comparison,
-    main_place,
-)
+from ehrsequencing.evaluation.comparison import NETWORK, ORACLE, Comparison, main_place
 from ehrsequencing.evaluation.context import Context, evaluation_made_of, read_tripod
 from ehrsequencing.evaluation.curves import (
     decision_rows,
@@ -45,7 +41,6 @@ from ehrsequencing.evaluation.rivals import (
     declared,
     fit_rivals,
     likelihoods,
-    parts_alone,
     trials_of,
 )
 from ehrsequencing.evaluation.subgroups import cohort_table, groups_of_rows, subgroup_rows
@@ -55,14 +50,7 @@ from ehrsequencing.predictors.from_file import FromFile
 from ehrsequencing.predictors.predictor import Predictor, risks_and_likelihoods
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.results.redaction import INDIVIDUAL
-from ehrsequencing.results.result_types import (
-    DecisionRow,
-    Exact,
-    IncidenceRow,
-    MetricRow,
-    SmoothRow,
-    SubgroupRow,
-)
+from ehrsequencing.results.result_types import Exact, MetricRow, PlaceRow
 
 GRID_POINTS = 12  # of the integrated Brier score
 Say = Callable[[str], None]
@@ -132,13 +120,16 @@ class Evaluation:
         self.warnings = [*population.warnings(), *notes]
         self.trials = trials_of(self.source, settings)
         self.known_nll: dict[str, Floats] = {}  # by model, found with the risks
+        # ours, and the strongest baseline where there is one
+        self.strongest = [self.ours, *(one.model.name for one in fitted[:1])]
         # in order: ours, the baselines with the strongest first, the blend's other parts, others' files, the truth
-        self.predictors: dict[str, Predictor] = {
-            self.ours: self.source.predictor,
-            **{one.model.name: one.model for one in fitted},
-            **parts_alone(self.run, fitted),
-            **(beside or {}),
-        }
+        self.predictors: dict[str, Predictor] = {self.ours: self.source.predictor}
+        self.predictors |= {one.model.name: one.model for one in fitted}
+        if self.run is not None and self.run.blend is not None:
+            for part in self.run.blend.shares[0]:
+                name = NETWORK if part.name == "network" else part.name
+                self.predictors.setdefault(name, part)
+        self.predictors |= beside or {}
         if self.truth is not None and self.truth.known.all():
             self.predictors[ORACLE] = TrueHazards(self.truth)
 
@@ -158,21 +149,6 @@ class Evaluation:
             progress("drop-out given the history")
             self.table.learn_dropout(risks, self.source.vocabulary)
         return risks
-
-    def _marginal(self, risks: Mapping[str, Floats]) -> Rows:
-        """The metrics of every model without the history, where the others go by it; no intervals."""
-        if not self.table.is_by_history:
-            return []
-        causes = self.task.causes
-        rows: Rows = []
-        for one in self.table.comparisons(risks, self.horizons, marginal=True):
-            alone = one.without_resamples()
-            rows += metric_rows(alone, scope_estimates(alone, causes))
-        return rows
-
-    def comparisons(self, risks: Mapping[str, Floats], days: Floats) -> Iterator[Comparison]:
-        """Rows that are compared together, with the risks by `days`; see `ModelRows`."""
-        return self.table.comparisons(risks, days)
 
     @cached_property
     def table(self) -> ModelRows:
@@ -198,7 +174,7 @@ class Evaluation:
     ) -> tuple[Rows, Rows, tuple[float | None, float]]:
         """Rows of `metrics` and `differences`, also of few people, and the main place."""
         risks = self.risks(self.predictors, progress)
-        comparisons = list(self.comparisons(risks, self.horizons))
+        comparisons = list(self.table.comparisons(risks, self.horizons))
         rows = self._metrics(risks, comparisons, progress)
         return *rows, main_place(comparisons, self.ours, self.task.main_horizon)
 
@@ -213,11 +189,11 @@ class Evaluation:
         differences: Rows = []
         causes = self.task.causes
         rivals = [name for name in risks if name not in (self.ours, ORACLE)]
-        strongest = {name: risks[name] for name in self._strongest}
+        strongest = {name: risks[name] for name in self.strongest}
         for comparison, on_grid, fine in zip(
             comparisons,
-            self.comparisons(risks, self.grid),
-            self.comparisons(strongest, self.knots),
+            self.table.comparisons(risks, self.grid),
+            self.table.comparisons(strongest, self.knots),
             strict=True,
         ):
             estimates = scope_estimates(comparison, causes, progress=progress)
@@ -240,11 +216,6 @@ class Evaluation:
                     differences.append(nll_row(comparison, less, model=name, cause=causes[0]))
         return metrics, differences
 
-    @property
-    def _strongest(self) -> list[str]:
-        """Ours, and the strongest baseline where there is one."""
-        return [self.ours, *(one.model.name for one in self.fitted[:1])]
-
     # ---- the result ------------------------------------------------------------------------------------------------
 
     def result(self, *, progress: Say = lambda _: None) -> Exact:
@@ -254,7 +225,7 @@ class Evaluation:
             progress: Called with the name of each stage.
         """
         risks = self.risks(self.predictors, progress)
-        comparisons = list(self.comparisons(risks, self.horizons))
+        comparisons = list(self.table.comparisons(risks, self.horizons))
         main = main_place(comparisons, self.ours, self.task.main_horizon)
         metrics, differences = self._metrics(risks, comparisons, progress)
         give_back_freed_memory()
@@ -263,8 +234,13 @@ class Evaluation:
         progress("subgroups, checks")
         self.warnings += self.table.warnings(comparisons)
         self.warnings += self.context.warnings(comparisons)
-        causes, strongest = self.task.causes, self._strongest
+        causes, strongest = self.task.causes, self.strongest
         at_landmarks = [one for one in comparisons if one.landmark_days is not None]
+        # every model without the history, where the others go by it; no intervals
+        by_history, marginal = self.table.is_by_history, list[MetricRow[int]]()
+        alone = self.table.comparisons(risks, self.horizons, marginal=True) if by_history else ()
+        for one in (one.without_resamples() for one in alone):
+            marginal += metric_rows(one, scope_estimates(one, causes))
         content = {
             **self.context.frame(),
             "smooth_calibration": smooth,
@@ -274,7 +250,7 @@ class Evaluation:
             "declared": declared(self.task, main, strongest[1:]),
             "estimators": {"oe": "risks" if self.table.without_hazards else "hazards"},
             "dropout": None if self.table.dropout is None else self.table.dropout.as_part(),
-            "marginal": results.without_few(self._marginal(risks)),
+            "marginal": results.without_few(marginal),
             "strongest": strongest[1] if len(strongest) > 1 else None,
             "baselines": [
                 {"model": one.model.name, "tuning_nll": results.number(one.tuning_nll)}
@@ -306,12 +282,12 @@ class Evaluation:
 
     def _curves(
         self, comparisons: Sequence[Comparison], progress: Say
-    ) -> tuple[list[SmoothRow[int]], Rows, list[DecisionRow[int]]]:
+    ) -> tuple[list[PlaceRow], Rows, list[PlaceRow]]:
         """Calibration curves, the metrics of smooth calibration, and decision curves."""
-        causes, models = self.task.causes, self._strongest
-        smooth: list[SmoothRow[int]] = []
+        causes, models = self.task.causes, self.strongest
+        smooth: list[PlaceRow] = []
         indices: Rows = []
-        decision: list[DecisionRow[int]] = []
+        decision: list[PlaceRow] = []
         parts = [part for one in comparisons for part in one.alone(*models).parts() if len(part)]
         for number, part in enumerate(parts, start=1):
             progress(f"calibration, decision curves, {number} of {len(parts)}")
@@ -322,17 +298,17 @@ class Evaluation:
             decision += decision_rows(part, causes, models=models, thresholds=at)
         return smooth, indices, decision
 
-    def _incidence(self, risk: Floats, horizon_days: float) -> list[IncidenceRow[int]]:
+    def _incidence(self, risk: Floats, horizon_days: float) -> list[PlaceRow]:
         """Incidence by risk group at each landmark, up to the main horizon."""
-        rows: list[IncidenceRow[int]] = []
-        for one in self.comparisons({self.ours: risk}, self.grid):
+        rows: list[PlaceRow] = []
+        for one in self.table.comparisons({self.ours: risk}, self.grid):
             if one.landmark_days is not None and one.followed(horizon_days).any():
                 rows += incidence_rows(
                     one, self.task.causes, model=self.ours, horizon_days=horizon_days
                 )
         return rows
 
-    def _subgroups(self, comparison: Comparison) -> list[SubgroupRow[int]]:
+    def _subgroups(self, comparison: Comparison) -> list[PlaceRow]:
         at = self.records.at_landmark(comparison.landmark_days or 0)
         groups = groups_of_rows(self.records, self.source.vocabulary, chosen=at)
         return subgroup_rows(comparison, groups, self.task.causes, model=self.ours)

@@ -56,10 +56,43 @@ def trajectories(
         for k, subject in enumerate(chosen)
     ]
     known = {} if population.source is None else read_descriptions(population.source)
+    lines, words = records.timelines, source.vocabulary
     for row, subject in zip(rows, chosen, strict=True):
-        _add_visits(row, subject, records, source, known)
-        if source.run is not None and source.is_curve:
-            _add_curves(row, subject, records, source)
+        # what was recorded until the time that is shown: days, codes, and descriptions of those that have one
+        now = _own(records.rows, subject)[row["now"]]
+        first, origin = int(lines.subject_offsets[subject]), int(records.rows.index_us[now])
+        last = first + int(records.rows.visits_before[now])
+        for visit in range(first, last)[-LONGEST_TRAJECTORY:]:
+            ids = words.base[lines.codes[slice(*lines.visit_offsets[visit : visit + 2])]]
+            codes = dict.fromkeys(words.tokens[k] for k in ids.tolist() if k >= words.n_unknown)
+            day = round(float((lines.start_us[visit] - origin) / DAY_US), 2)
+            row["visits"].append({"day": day, "codes": list(codes)})
+        names = {code for visit in row["visits"] for code in visit["codes"]}
+        row["descriptions"] = {code: known[code] for code in sorted(names) if known.get(code)}
+        if source.run is None or not source.is_curve:
+            continue
+        # whole curves from a few prediction times, and the band of the members where there are several
+        alone, horizons, times = (
+            records.take(np.array([subject])),
+            row["horizons_days"],
+            row["times_days"],
+        )
+        spaced = np.linspace(0, horizons[-1], CURVE_POINTS + 1)[1:]
+        days, start = np.unique(np.r_[spaced, horizons]), source.task.blanking
+        offset, last = len(alone.rows) - len(times), len(times) - 1
+        at = sorted({round(k * last / (CURVES - 1)) for k in range(CURVES)} | {row["now"]})
+        whole, of_members = source.predictor.risk_of_members(alone, days, start_days=start)
+        row |= {"curve_days": days.round(2).tolist(), "curve_at": at, "full": {}}
+        for e, name in enumerate(source.task.causes):
+            row["full"][name] = whole[offset:][at, e].round(4).tolist()
+        if len(of_members):
+            ends = [
+                end.round(4).tolist() for end in member_band(of_members[:, offset + row["now"]])
+            ]
+            row["band"] = {
+                name: {"low": low, "high": high}
+                for name, low, high in zip(source.task.causes, *ends, strict=True)
+            }
     if source.run is not None and source.is_curve and population.source is not None:
         question = Question.for_run(source.run, horizon_days=horizon_days)
         _add_moves(rows, chosen, records, question, population.source)
@@ -110,57 +143,6 @@ def _risks(
         "visits": [],
         "descriptions": {},
     }
-
-
-def _add_visits(
-    row: Trajectory,
-    subject: int,
-    records: TaskRecords,
-    source: Evaluated,
-    known: dict[str, str],
-) -> None:
-    """Add what was recorded until the time that is shown: days, codes, and descriptions of those that have one."""
-    lines, rows, words = records.timelines, records.rows, source.vocabulary
-    now = _own(rows, subject)[row["now"]]
-    first = int(lines.subject_offsets[subject])
-    visits, origin = (
-        range(first, first + int(rows.visits_before[now]))[-LONGEST_TRAJECTORY:],
-        int(rows.index_us[now]),
-    )
-    for visit in visits:
-        ids = words.base[lines.codes[slice(*lines.visit_offsets[visit : visit + 2])]]
-        codes = dict.fromkeys(words.tokens[k] for k in ids.tolist() if k >= words.n_unknown)
-        row["visits"].append(
-            {
-                "day": round(float((lines.start_us[visit] - origin) / DAY_US), 2),
-                "codes": list(codes),
-            }
-        )
-    names = {code for visit in row["visits"] for code in visit["codes"]}
-    row["descriptions"] = {code: known[code] for code in sorted(names) if known.get(code)}
-
-
-def _add_curves(row: Trajectory, subject: int, records: TaskRecords, source: Evaluated) -> None:
-    """Add whole curves from a few prediction times, and the band of the members where there are several."""
-    alone = records.take(np.array([subject]))
-    days = np.unique(
-        np.r_[np.linspace(0, row["horizons_days"][-1], CURVE_POINTS + 1)[1:], row["horizons_days"]]
-    )
-    offset, last = len(alone.rows) - len(row["times_days"]), len(row["times_days"]) - 1
-    at = sorted({round(k * last / (CURVES - 1)) for k in range(CURVES)} | {row["now"]})
-    start = source.task.blanking
-    risk, of_members = source.predictor.risk_of_members(alone, days, start_days=start)
-    row["curve_days"] = days.round(2).tolist()
-    row["curve_at"] = at
-    row["full"] = {
-        name: risk[offset:][at, e].round(4).tolist() for e, name in enumerate(source.task.causes)
-    }
-    if len(of_members):
-        low, high = member_band(of_members[:, offset + row["now"]])
-        row["band"] = {
-            name: {"low": low[e].round(4).tolist(), "high": high[e].round(4).tolist()}
-            for e, name in enumerate(source.task.causes)
-        }
 
 
 def _add_moves(

@@ -156,10 +156,13 @@ def _unmatched(
     task: TaskConfig, codes: Iterable[str], parents: Mapping[str, list[str]]
 ) -> list[str]:
     """Settings of the task whose codes match nothing here, as `outcome.death: CODE`."""
-    named = {"index.code": task.index.code, "censoring.code": task.censoring.code}
-    named["censoring.start"] = task.censoring.start
-    named |= {f"outcome.{cause}": patterns for cause, patterns in task.outcome.items()}
-    named |= {f"competing.{cause}": patterns for cause, patterns in task.competing.items()}
+    named = {
+        "index.code": task.index.code,
+        "censoring.code": task.censoring.code,
+        "censoring.start": task.censoring.start,
+        **{f"outcome.{cause}": patterns for cause, patterns in task.outcome.items()},
+        **{f"competing.{cause}": patterns for cause, patterns in task.competing.items()},
+    }
     known = (*codes, *parents, BIRTH, DEATH)
     return [
         f"{name}: {', '.join(patterns)}"

@@ -35,7 +35,6 @@ from ehrsequencing.predictors.recalibration import (
     fit_update,
     largest_allowed,
 )
-from ehrsequencing.records.account import PeopleCounts, Reference, Rounded
 from ehrsequencing.records.people import (
     PEOPLE,
     measures_to_keep,
@@ -100,19 +99,6 @@ def update(
     chosen = here.fitted(everybody, largest)
     facts = _facts(here, chosen, people, here.before_and_after(largest))
     _write(opened, out, external, chosen, facts, overwrite=overwrite)
-
-
-def _reference(run: Run, external: External) -> dict[str, Reference | PeopleCounts[Rounded]]:
-    """The content of `reference.json` and `people.json`, of the run and the people that it was updated for."""
-    records, made_up = external.population.records, draw_reference(run.vocabulary)
-    end_us, counts = external.population.dataset_end_us, external.people.to_keep()
-    people = measures_to_keep(counts, records.timelines, run.vocabulary, end_us=end_us)
-    some = records.take(some_people(len(records.timelines)))
-    risk = run.predictor.risk(some, run.task.horizons, start_days=run.task.blanking)
-    return {
-        REFERENCE: {**made_up, "risk": reference_risks(run, made_up).round(6).tolist()},
-        PEOPLE: {**people, "risks": quantiles_of_risks(risk, some.rows)},
-    }
 
 
 class _Local:
@@ -228,6 +214,14 @@ def _write(
             )
 
         list_files()  # the run answers from here on, and its name comes last
-        for name, content in _reference(Run(folder), external).items():
-            write_json(folder / name, content)
+        made, records = Run(folder), external.population.records
+        reference, end_us = draw_reference(made.vocabulary), external.population.dataset_end_us
+        risk = reference_risks(made, reference).round(6).tolist()
+        write_json(folder / REFERENCE, {**reference, "risk": risk})
+        some = records.take(some_people(len(records.timelines)))
+        asked = made.predictor.risk(some, made.task.horizons, start_days=made.task.blanking)
+        counts = external.people.to_keep()
+        people = measures_to_keep(counts, records.timelines, made.vocabulary, end_us=end_us)
+        people_risks = {"risks": quantiles_of_risks(asked, some.rows)}
+        write_json(folder / PEOPLE, {**people, **people_risks})
         list_files()

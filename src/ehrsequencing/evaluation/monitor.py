@@ -51,21 +51,6 @@ _WAIT = 600.0  # seconds for another monitor
 
 
 @dataclass(frozen=True)
-class Month:
-    """Four weeks of predictions: what was expected of them, and what came true once the horizon has passed.
-
-    Attributes:
-        expected: (3, 3) C, Brier score and IPA if the hazards are right, each with its interval.
-        realised: The same of the outcomes; None until the horizon has passed for all.
-    """
-
-    start_day: int
-    people: int
-    expected: Floats
-    realised: Floats | None
-
-
-@dataclass(frozen=True)
 class Watch:
     """What is known of a run's nightly predictions.
 
@@ -77,7 +62,8 @@ class Watch:
         evidence: The e-process by day.
         number: Which process of this journal it is; each new version of the run begins one.
         later: Events that were reported after their day was frozen, of everybody.
-        months: Four weeks each.
+        months: Four weeks each, from `start_day`: `people`, and (3, 3) C, Brier score and IPA with their intervals,
+            `expected` and `realised`, None until the outcomes are known.
         gap: (3,) expected less realised C, Brier score and IPA of the held-out people; None where they are gone.
         drifts: Of these people against training, and of the last four weeks against the same a quarter ago.
         history: Night (day since 1970) → the largest difference of each.
@@ -93,7 +79,7 @@ class Watch:
     evidence: Evidence
     number: int
     later: int
-    months: list[Month]
+    months: list[dict[str, Any]]
     gap: Floats | None
     drifts: tuple[Drift, Drift]
     history: list[list[float]]
@@ -283,8 +269,13 @@ def _account(journal: Journal, version: str, key: object) -> tuple[dict[str, Any
         if known["key"] == digest(key):
             return account, known
     first_us = min(night.known_us for night in journal.nights if night.run == version)
-    process: Any = {"key": digest(key), "first_day": first_us // DAY_US}
-    process |= {"observed": [], "expected": [], "drift": []}
+    process: Any = {
+        "key": digest(key),
+        "first_day": first_us // DAY_US,
+        "observed": [],
+        "expected": [],
+        "drift": [],
+    }
     account["processes"].append(process)
     return account, process
 
@@ -315,7 +306,7 @@ class _Months:
             first = np.argsort(both[0], kind="stable")[:MOST_PEOPLE]
             self.kept[number] = [one[first] for one in both]
 
-    def accuracy(self) -> list[Month]:
+    def accuracy(self) -> list[dict[str, Any]]:
         """Expected and realised, month by month; of fewer people than `FEWEST` nothing is said."""
         out = []
         for number, (persons, curve, days, cause) in sorted(self.kept.items()):
@@ -324,9 +315,12 @@ class _Months:
             if len(persons) >= FEWEST:
                 expected, realised = _accuracy(curve, days, cause, self.horizon)
                 out.append(
-                    Month(
-                        start, len(persons), expected, realised if ends_us <= self.end_us else None
-                    )
+                    {
+                        "start_day": start,
+                        "people": len(persons),
+                        "expected": expected,
+                        "realised": realised if ends_us <= self.end_us else None,
+                    }
                 )
         return out
 

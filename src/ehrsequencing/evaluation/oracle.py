@@ -18,7 +18,6 @@ from ehrsequencing.core.arrays import Bools, Floats, Ints, row_blocks
 from ehrsequencing.evaluation.comparison import ORACLE
 from ehrsequencing.evaluation.population import Population, rows_of
 from ehrsequencing.metrics.bootstrap import mean_by_subject
-from ehrsequencing.metrics.calibration import quantile_groups
 from ehrsequencing.metrics.hazards import (
     cumulative_incidence,
     event_bin,
@@ -80,7 +79,17 @@ class Truth:
             hazards[row, cause, bin_] = np.asarray(batch["hazard"])[line]
         if np.isnan(hazards).all():
             return None
-        return cls(edges, hazards, _read_mechanisms(data, records))
+        mechanisms: dict[str, Floats] = {}
+        columns = [*_KEY, "mechanism", "log_hazard_ratio"]
+        there = (data / MECHANISMS).is_file()
+        for batch in read_batches(data / MECHANISMS, columns) if there else ():
+            line, row = _lines(batch, records)
+            mechanism = np.asarray(batch["mechanism"].to_pylist())[line]
+            ratio = np.asarray(batch["log_hazard_ratio"])[line]
+            for name in np.unique(mechanism).tolist():
+                here = mechanism == name
+                mechanisms.setdefault(name, np.full(len(records), np.nan))[row[here]] = ratio[here]
+        return cls(edges, hazards, mechanisms)
 
     @cached_property
     def known(self) -> Bools:
@@ -123,33 +132,6 @@ class TrueHazards(Predictor):
         """See `Predictor`; NaN without a truth."""
         for rows in row_blocks(len(self.truth.hazards)):
             yield rows, self.truth.hazards[rows]
-
-
-def other_settings(data: Path, task: TaskConfig) -> list[str]:
-    """Settings in which a task asks another question than the one that a simulation's truth answers.
-
-    Landmarks, horizons, `blanking` and eligibility may differ: they choose among the prediction times.
-    """
-    if not (data / TRUTH).is_file() or not (data / TASK).is_file():
-        return []
-    own = load_task(data / TASK)
-    return [name for name in ANSWERED if getattr(own, name) != getattr(task, name)]
-
-
-def _read_mechanisms(data: Path, records: TaskRecords) -> dict[str, Floats]:
-    out: dict[str, Floats] = {}
-    if not (data / MECHANISMS).is_file():
-        return out
-    for batch in read_batches(data / MECHANISMS, [*_KEY, "mechanism", "log_hazard_ratio"]):
-        line, row = _lines(batch, records)
-        names, ratio = (
-            batch["mechanism"].take(pa.array(line)),
-            np.asarray(batch["log_hazard_ratio"])[line],
-        )
-        for name in batch["mechanism"].unique().to_pylist():
-            here = np.asarray(pa.compute.equal(names, name))
-            out.setdefault(name, np.full(len(records), np.nan))[row[here]] = ratio[here]
-    return out
 
 
 # ---- one model beside the truth ------------------------------------------------------------
@@ -281,34 +263,6 @@ def excess_rows(costs: Floats, truth: Truth, rows: TaskRows) -> list[dict[str, A
     return table
 
 
-def ratio_rows(hazards: Floats, truth: Truth, rows: TaskRows, risk: Floats) -> list[dict[str, Any]]:
-    """Events of the first cause, seen and expected under observation, by fifth of the truth's bins and tenth of risk.
-
-    Args:
-        hazards: (R, E, K) the model's, per day in the bins of the truth.
-        truth: Where it is known.
-        rows: The prediction times.
-        risk: (R,) by which they are put into tenths.
-    """
-    inner, known = truth.edges_days[1:-1].tolist(), np.flatnonzero(truth.known)
-    duration, had = rows.duration_days[known], np.flatnonzero(rows.cause[known] == 1)
-    expected = hazards[known, 0] * exposure(inner, rows.entry_days[known], duration)
-    observed = np.zeros_like(expected)
-    observed[had, event_bin(inner, duration[had])] = 1.0
-    tenth = quantile_groups(risk[known], 10)
-    return [
-        {
-            "from_days": float(truth.edges_days[bins[0]]),
-            "until_days": float(truth.edges_days[bins[-1] + 1]),
-            "tenth": number + 1,
-            "observed": int(observed[tenth == number][:, bins].sum()),
-            "expected": float(expected[tenth == number][:, bins].sum()),
-        }
-        for bins in np.array_split(np.arange(expected.shape[1]), 5)
-        for number in (np.unique(tenth).tolist() if len(bins) else ())
-    ]
-
-
 def _lines(batch: pa.RecordBatch, records: TaskRecords) -> tuple[Ints, Ints]:
     """Lines (m,) of the truth that speak of a prediction time, and its number (m,)."""
     row = rows_of(records, *(batch[name].cast(pa.int64()) for name in _KEY))
@@ -321,16 +275,19 @@ def _lines(batch: pa.RecordBatch, records: TaskRecords) -> tuple[Ints, Ints]:
 
 def truth_of(population: Population, task: TaskConfig) -> tuple[Truth | None, list[str]]:
     """The truth of a population's prediction times, if a simulation answers this very task; and why it does not."""
-    if population.source is None:
+    data = population.source
+    if data is None:
         return None, []
-    other = other_settings(population.source, task)
-    if other:
-        what = f"its task has another {', '.join(other)}."
-        return None, [f"No comparison with the truth of the simulation: {what}"]
-    if changed := simulation_faults(population.source, parts=["truth"]):
+    if (data / TRUTH).is_file() and (data / TASK).is_file():
+        own = load_task(data / TASK)
+        other = [name for name in ANSWERED if getattr(own, name) != getattr(task, name)]
+        if other:
+            what = f"its task has another {', '.join(other)}."
+            return None, [f"No comparison with the truth of the simulation: {what}"]
+    if changed := simulation_faults(data, parts=["truth"]):
         what = f"{', '.join(changed)} is missing or has changed since it was written."
         return None, [f"No comparison with the truth of the simulation: {what}"]
-    return Truth.read(population.source, population.records, causes=task.causes), []
+    return Truth.read(data, population.records, causes=task.causes), []
 
 
 def oracle_table(
@@ -352,7 +309,6 @@ def oracle_table(
     return {
         **table,
         "excess": excess_rows(excess(hazards, truth, rows), truth, rows),
-        "ratios": ratio_rows(hazards, truth, rows, risk[:, 0, -1]),
     }
 
 

@@ -4,7 +4,6 @@ Outcomes with fewer than 50 events are pooled: their own numbers would be noise,
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -74,20 +73,39 @@ def evaluate_outcomes(
         (4, 1 + rows.resamples)
     )  # Σ cases × AUC, cases, observed and expected events of rare outcomes
     for done, one in enumerate(rows.outcomes(), start=1):
-        if (events := len(one.had)) >= FEWEST_EVENTS:
-            outcomes.append({"code": run.outcomes[one.number], "events": events, **one.numbers()})
+        events, auc, cases = len(one["had"]), one["auc"], one["cases"]
+        if events >= FEWEST_EVENTS:
+            # the mean over strata, each with weight 1 (Delphi-2M, Shmatko et al. 2025)
+            mean = divide(np.nansum(auc, axis=0), (~np.isnan(auc)).sum(axis=0))
+            had = int(cases[:, 0].sum())
+            ratio = divide(one["observed"], one["expected"])
+            outcomes.append(
+                {
+                    "code": run.outcomes[one["number"]],
+                    "events": events,
+                    "auc": _estimate(mean, had, had + one["others"]),
+                    "c": _estimate(one["c"], events, one["subjects"]),
+                    "oe": _estimate(ratio, events, one["subjects"], is_share=False),
+                }
+            )
         else:
-            won = (np.nan_to_num(one.auc) * one.cases).sum(axis=0)
-            rare += won, one.cases.sum(axis=0), one.observed, one.expected
-            people.update(one.had.tolist())
-            subjects = one.subjects
+            won = (np.nan_to_num(auc) * cases).sum(axis=0)
+            rare += won, cases.sum(axis=0), one["observed"], one["expected"]
+            people.update(one["had"].tolist())
+            subjects = one["subjects"]
         progress(done, len(run.outcomes))
     outcomes.sort(key=lambda row: -(row["auc"]["value"] or 0.0))
+    pooled: dict[str, Any] = {"outcomes": len(run.outcomes) - len(outcomes)}
+    if pooled["outcomes"]:
+        won, cases, observed, expected = rare
+        auc = _estimate(divide(won, cases), len(people), subjects)
+        oe = _estimate(divide(observed, expected), len(people), subjects, is_share=False)
+        pooled |= {"events": len(people), "auc": auc, "oe": oe}
     result: dict[str, Any] = {
         "task": run.task.name,
         "split": split,
         "outcomes": outcomes,
-        "pooled": _pooled(len(run.outcomes) - len(outcomes), rare, len(people), subjects),
+        "pooled": pooled,
         "fewest_events": FEWEST_EVENTS,
         "subjects": len(rows.subject_ids),
         "horizons_days": [rows.near_days, rows.far_days],
@@ -122,42 +140,11 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     )
 
 
-@dataclass(frozen=True)
-class OneOutcome:
-    """One outcome: estimates of the whole (first entry) and of every resample."""
-
-    number: int
-    had: Ints  # subjects with the event within the last horizon after a landmark
-    subjects: int  # at landmarks
-    others: int  # subjects who never have it: controls
-    auc: Floats  # (strata, 1 + resamples), NaN without a case or a control
-    cases: Floats  # (strata, 1 + resamples)
-    c: Floats  # (1 + resamples,) NaN where it was not computed
-    observed: Floats  # (1 + resamples,) at landmarks, within the last horizon
-    expected: Floats
-
-    def numbers(self) -> dict[str, Any]:
-        """AUC, C and O/E, each with its interval.
-
-        The AUC is the mean over strata, each with weight 1 (Delphi-2M, Shmatko et al. 2025).
-        """
-        cases, counts = int(self.cases[:, 0].sum()), (len(self.had), self.subjects)
-        mean = divide(np.nansum(self.auc, axis=0), (~np.isnan(self.auc)).sum(axis=0))
-        return {
-            "auc": _estimate(mean, cases, cases + self.others),
-            "c": _estimate(self.c, *counts),
-            "oe": _estimate(divide(self.observed, self.expected), *counts, is_share=False),
-        }
-
-
-def _pooled(count: int, sums: Floats, people: int, subjects: int) -> dict[str, Any]:
-    """AUC, cases as weights, and O/E of outcomes with few events together; none where there are none."""
-    if not count:
-        return {"outcomes": 0}
-    won, cases, observed, expected = sums
-    oe = _estimate(divide(observed, expected), people, subjects, is_share=False)
-    auc = _estimate(divide(won, cases), people, subjects)
-    return {"outcomes": count, "events": people, "auc": auc, "oe": oe}
+#: One outcome, with estimates of the whole (first entry) and of every resample: its `number`; subjects who `had` the
+#: event within the last horizon after a landmark, of `subjects` at landmarks; `others` who never have it, the controls;
+#: `auc` (strata, 1 + resamples), NaN without a case or a control, of so many `cases`; `c`, NaN where not computed;
+#: events `observed` at landmarks within the last horizon, and `expected`.
+OneOutcome = dict[str, Any]
 
 
 class OutcomeRows:
@@ -203,7 +190,11 @@ class OutcomeRows:
         self.stratum = np.where(
             band < 0, -1, band * (int(sex.max(initial=0)) + 1) + sex.astype(np.int64)
         )
-        self.control_rows = _one_a_stratum(self.subject, self.stratum, seed=settings.seed)
+        # one random row of every subject in each stratum; none where the age is unknown
+        order = np.random.default_rng([settings.seed, len(every)]).permutation(len(every))
+        order = order[self.stratum[order] >= 0]
+        key = self.subject[order] * (int(self.stratum.max(initial=0)) + 1) + self.stratum[order]
+        self.control_rows = np.sort(order[np.unique(key, return_index=True)[1]])
 
     def outcomes(self) -> Iterator[OneOutcome]:
         """One outcome after another; hazards of a few exist at once."""
@@ -254,16 +245,18 @@ class OutcomeRows:
         c = np.full(len(self.weights), np.nan)
         if len(had) >= FEWEST_EVENTS:
             c = self._c(risk[:, 1], stop, is_event)
-        return OneOutcome(
-            number,
-            had,
-            len(np.unique(self.subject[at])),
-            len(self.subject_ids) - len(np.unique(self.subject[row])),
-            *self.auc(number, risk[:, 0]),
-            c,
-            per_subject @ seen.astype(np.float64),
-            per_subject @ expected,
-        )
+        auc, cases = self.auc(number, risk[:, 0])
+        return {
+            "number": number,
+            "had": had,
+            "subjects": len(np.unique(self.subject[at])),
+            "others": len(self.subject_ids) - len(np.unique(self.subject[row])),
+            "auc": auc,
+            "cases": cases,
+            "c": c,
+            "observed": per_subject @ seen.astype(np.float64),
+            "expected": per_subject @ expected,
+        }
 
     def auc(self, number: int, score: Floats32) -> tuple[Floats, Floats]:
         """AUC within sex and age of anybody's scores.
@@ -322,14 +315,6 @@ class OutcomeRows:
             count = np.where(np.isnan(c), 0.0, weights @ seen.astype(np.float64))
             won, total = won + np.nan_to_num(c) * count, total + count
         return divide(won, total)
-
-
-def _one_a_stratum(subject: Ints, stratum: Ints, *, seed: int) -> Ints:
-    """One random row of every subject in each stratum; none where the age is unknown."""
-    order = np.random.default_rng([seed, len(subject)]).permutation(len(subject))
-    order = order[stratum[order] >= 0]
-    key = subject[order] * (int(stratum.max(initial=0)) + 1) + stratum[order]
-    return np.sort(order[np.unique(key, return_index=True)[1]])
 
 
 def _estimate(

@@ -16,7 +16,7 @@ from scipy.optimize import brentq
 from scipy.special import expit, logit, ndtri, stdtrit
 
 from ehrsequencing.config import EvaluationConfig, StudyConfig
-from ehrsequencing.core.arrays import Floats, Ints
+from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.disclosure import SMALLEST_COUNT, shareable_count
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import Shareable, read_json
@@ -28,7 +28,6 @@ from ehrsequencing.prediction.run import Run, opened
 from ehrsequencing.records.attrition import FEWEST_SUBJECTS
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.meds import SPLITS
-from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.splits import date_of, sites_of
 from ehrsequencing.results.redaction import redact_rows
 
@@ -357,7 +356,12 @@ def walk(
     """
     run = opened(run)
     again = Again.of_run(run, data=data, prepared=prepared, settings=settings)
-    divisions = _windows(again) if over == "date" else _sites(again)
+    divisions = _sites(again) if over == "site" else []
+    # windows for the main horizon; where the task names none, for the longest that leaves room for two of them
+    main = run.task.main_horizon
+    longest = [main] if main else [*reversed(run.task.horizons)]
+    while over == "date" and longest and len(divisions) < 2:
+        divisions = _windows_of(again, longest.pop(0))
     if len(divisions) < 2:
         raise EhrseqError(
             "there is no room for two steps",
@@ -373,22 +377,15 @@ def walk(
     pooled = pool(
         run.task.heading, {label: rows_by_place(own, OURS) for label, own in rows.items()}
     )
-    pooled |= {"over": over, "note": NOTE}
-    pooled["steps"] = [
-        {"step": label, "train": one["train_subjects"], "subjects": one["held_out_subjects"]}
-        for label, one in steps.items()
-    ]
+    pooled |= {
+        "over": over,
+        "note": NOTE,
+        "steps": [
+            {"step": label, "train": one["train_subjects"], "subjects": one["held_out_subjects"]}
+            for label, one in steps.items()
+        ],
+    }
     return redact_rows(pooled, is_simulated=bool(again.store.manifest.get("simulated")))
-
-
-def _windows(again: Again) -> list[Division]:
-    """Windows for the main horizon; where the task names none, for the longest that leaves room for two of them."""
-    task = again.run.task
-    longest = [task.main_horizon] if task.main_horizon else [*reversed(task.horizons)]
-    windows = list[Division]()
-    while longest and len(windows) < 2:
-        windows = _windows_of(again, longest.pop(0))
-    return windows
 
 
 def _windows_of(again: Again, horizon_days: float) -> list[Division]:
@@ -396,7 +393,11 @@ def _windows_of(again: Again, horizon_days: float) -> list[Division]:
     task, end_us = again.run.task, int(again.store.manifest["dataset_end_us"])
     horizons = tuple(days for days in task.horizons if days <= horizon_days)
     study = again.study.model_copy(update={"task": task.model_copy(update={"horizons": horizons})})
-    first_us = np.sort(_first_indexes(again.store, task.name))
+    # the first index of each subject with a prediction time
+    parts = [again.store.rows(task.name, split) for split in SPLITS]
+    firsts = [rows.row_offsets[:-1][np.diff(rows.row_offsets) > 0] for rows in parts]
+    own = [rows.index_us[at] for rows, at in zip(parts, firsts, strict=True)]
+    first_us = np.sort(np.concatenate(own))
     room_us = round((horizon_days + task.landmarks[-1]) * DAY_US)
     usable = first_us[first_us + room_us <= end_us]
     start = max(np.searchsorted(usable, first_us[0] + room_us), round(FIRST_SHARE * len(usable)))
@@ -415,13 +416,6 @@ def _windows_of(again: Again, horizon_days: float) -> list[Division]:
         for a, b in zip(bounds.tolist(), bounds[1:].tolist(), strict=False)
         if b > a
     ]
-
-
-def _first_indexes(store: Prepared, task: str) -> Ints:
-    """(s,) the first index of each subject with a prediction time."""
-    parts = [store.rows(task, split) for split in SPLITS]
-    firsts = [rows.row_offsets[:-1][np.diff(rows.row_offsets) > 0] for rows in parts]
-    return np.concatenate([rows.index_us[at] for rows, at in zip(parts, firsts, strict=True)])
 
 
 def _sites(again: Again) -> list[Division]:

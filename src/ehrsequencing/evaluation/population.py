@@ -1,5 +1,6 @@
 """The population of an evaluation: subjects with prediction times, labels and follow-up, and how they were chosen."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -201,14 +202,19 @@ class Weights:
         self,
         population: Population,
         task: TaskConfig,
-        *,
         train: TaskRecords | None,
         train_cut_us: int = NEVER,
     ) -> None:
-        self.records, self.train = population.records, train
-        self.task, self.dataset_end_us = task, population.dataset_end_us
-        self.cut_us, self.train_cut_us = population.cut_us, train_cut_us
-        self.potential = potential_days(self.records, task, self.dataset_end_us, self.cut_us)
+        self.records, self.train, self.train_cut_us = population.records, train, train_cut_us
+        self.task, self.end_us = task, population.dataset_end_us
+        self.potential = potential_days(self.records, task, self.end_us, population.cut_us)
+        # G₀ by time since the index, of the training subjects or of those that are evaluated
+        own, cut_us = self.records, population.cut_us
+        if train is not None:
+            own, cut_us = train, train_cut_us
+        rows, since = own.rows, days_since_first_index(own.rows)
+        dropout = self.dropout(own, cut_us)
+        self.clock = SubjectClock.fit(since, rows.duration_days, dropout, rows.subject)
 
     def at(self, landmark_days: float | None, chosen: Ints) -> StepFunction | SubjectClock | None:
         """G of the chosen rows: on each subject's own clock where subjects have several, else one curve for all.
@@ -223,26 +229,13 @@ class Weights:
         at = self.train.at_landmark(landmark_days or 0.0)
         if not len(at):
             return None
-        return censoring_survival(self.train.rows.duration_days[at], self._dropout(self.train)[at])
+        dropout = self.dropout(self.train, self.train_cut_us)
+        return censoring_survival(self.train.rows.duration_days[at], dropout[at])
 
-    def _dropout(self, records: TaskRecords) -> Ints:
+    def dropout(self, records: TaskRecords, cut_us: int) -> Ints:
         """(R,) causes, 0 only where the subject dropped out."""
-        cut_us = self.cut_us if records is self.records else self.train_cut_us
-        ends = potential_days(records, self.task, self.dataset_end_us, cut_us)
+        ends = potential_days(records, self.task, self.end_us, cut_us)
         return dropout_cause(records.rows.duration_days, records.rows.cause, ends)
-
-    @cached_property
-    def dropout(self) -> Ints:
-        """(R,) causes of the evaluated rows, 0 only where the subject drops out."""
-        return self._dropout(self.records)
-
-    @cached_property
-    def clock(self) -> SubjectClock:
-        """G₀ by time since the index, of the training subjects or of those that are evaluated."""
-        records = self.records if self.train is None else self.train
-        since = days_since_first_index(records.rows)
-        dropout = self._dropout(records)
-        return SubjectClock.fit(since, records.rows.duration_days, dropout, records.rows.subject)
 
 
 def days_since_first_index(rows: TaskRows) -> Floats:
@@ -264,28 +257,23 @@ def unobserved_tenths(scope: Comparison, records: TaskRecords) -> list[str]:
     if landmark is None:
         sides["prediction times"] = (rows.prediction_us[at] - rows.index_us[at]) / DAY_US
     warnings: list[str] = []
-    for name, values in sides.items():
-        warnings.extend(
-            f"In at least one tenth of the {name} {scope.where} nobody is observed for "
-            f"{format_days(float(horizon))}: no weight stands in for them, so that all numbers by then may be "
-            "biased. If follow-up ends at a fixed age or date, name it, as in censoring: {age: 80y}."
-            for horizon in scope.horizons_days
-            if _has_unobserved_tenth(scope, values, float(horizon))
-        )
+    for (name, values), horizon in itertools.product(sides.items(), scope.horizons_days.tolist()):
+        inside = scope.followed(horizon) & ~np.isnan(values)
+        if inside.sum() < FEWEST_ROWS:
+            continue
+        tenth = quantile_groups(values[inside], TENTHS)
+        duration, event = scope.duration_days[inside], (scope.cause[inside] > 0).astype(np.int64)
+        counts = [
+            RiskSets.count(duration[tenth == k], event[tenth == k], 1, None)
+            for k in np.unique(tenth)
+        ]
+        if not all(one.reaches([horizon])[0] for one in counts):
+            warnings.append(
+                f"In at least one tenth of the {name} {scope.where} nobody is observed for {format_days(horizon)}: "
+                "no weight stands in for them, so that all numbers by then may be biased. If follow-up ends at a fixed "
+                "age or date, name it, as in censoring: {age: 80y}."
+            )
     return warnings
-
-
-def _has_unobserved_tenth(scope: Comparison, values: Floats, horizon_days: float) -> bool:
-    inside = scope.followed(horizon_days) & ~np.isnan(values)
-    if inside.sum() < FEWEST_ROWS:
-        return False
-    tenth = quantile_groups(values[inside], TENTHS)
-    duration, event = scope.duration_days[inside], (scope.cause[inside] > 0).astype(np.int64)
-    for k in np.unique(tenth):
-        here = tenth == k
-        if not RiskSets.count(duration[here], event[here], 1, None).reaches([horizon_days])[0]:
-            return True
-    return False
 
 
 def at_risk(scope: Comparison, causes: Sequence[str]) -> dict[str, Any]:

@@ -391,8 +391,10 @@ def _judge(
     sizes = {name: part["steps"][-1]["subjects"] for name, part in splits.items()}
     rows, _, _ = evaluation.tables(progress=stage)
     records = parts.records(run.task.name, "tuning")
-    tuning = {OURS: landmark_nll(run.predictor, records, run.task)}
-    tuning |= {one.model.name: one.tuning_nll for one in evaluation.fitted}
+    tuning = {
+        OURS: landmark_nll(run.predictor, records, run.task),
+        **{one.model.name: one.tuning_nll for one in evaluation.fitted},
+    }
     return {
         "train_subjects": sizes["train"] + sizes["tuning"],
         "held_out_subjects": judged.counts["steps"][-1]["subjects"],

@@ -2,20 +2,19 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ehrsequencing.config import EvaluationConfig, StudyConfig, TaskConfig, format_days
 from ehrsequencing.core.arrays import Floats, Ints, selected
 from ehrsequencing.evaluation.comparison import (
-    NETWORK,
+    FEWEST_RESAMPLES,
+    MOST_DRAWN,
     OURS,
     Comparison,
     draw_subjects,
-    fewer_draws,
 )
 from ehrsequencing.evaluation.dropout import (
     Dropout,
@@ -150,15 +149,6 @@ def trials_of(evaluated: Evaluated, settings: EvaluationConfig) -> int | None:
     return evaluated.study.evaluation.tuning_trials if trials is None else trials
 
 
-def parts_alone(run: Run | None, fitted: Sequence[Fitted]) -> dict[str, Predictor]:
-    """The parts of a blend as models of their own, as far as they are not among the baselines; of others nothing."""
-    if run is None or run.blend is None:
-        return {}
-    there = {one.model.name for one in fitted}
-    parts = {NETWORK if one.name == "network" else one.name: one for one in run.blend.shares[0]}
-    return {name: one for name, one in parts.items() if name not in there}
-
-
 def known_baselines(run: Run | None, *, seed: int, trials: int | None) -> dict[str, Predictor]:
     """Trees and Cox of a blend, together and each alone, where they were fitted as the baselines would be.
 
@@ -169,11 +159,9 @@ def known_baselines(run: Run | None, *, seed: int, trials: int | None) -> dict[s
     """
     if run is None or run.blend is None:
         return {}
-    made = run.study.evaluation
-    is_same = (made.seed, made.tuning_trials or 1) == (seed, trials or 1)
-    if not is_same:
+    made, stacked = run.study.evaluation, run.blend.stacked
+    if (made.seed, made.tuning_trials or 1) != (seed, trials or 1):
         return {}
-    stacked = run.blend.stacked
     return {one.name: one for one in (stacked, *stacked.parts)}
 
 
@@ -239,12 +227,16 @@ class ModelRows:
 
     def __post_init__(self) -> None:
         self.records, self.rows = self.population.records, self.population.records.rows
+        self.since_days = days_since_first_index(self.rows)
+        self.weights = Weights(self.population, self.task, *(self.train or (None,)))
+        people, settings = len(self.records.timelines), self.settings
+        self.draws = draw_subjects(people, settings.bootstrap, settings.seed)
 
     def learn_dropout(self, risks: Mapping[str, Floats], vocabulary: Vocabulary) -> None:
         """Fit leaving given the history and the risks; nothing where weights come from elsewhere or nobody leaves."""
-        subject, duration = self.rows.subject, self.rows.duration_days
-        cause = self.weights.dropout
-        pieces = Pieces.of_rows(subject, days_since_first_index(self.rows), duration, cause)
+        duration = self.rows.duration_days
+        dropout = self.weights.dropout(self.records, self.population.cut_us)
+        pieces = Pieces.of_rows(self.rows.subject, self.since_days, duration, dropout)
         if self.train is None and pieces.matter(duration, self.horizons_days[-1]):
             x = history_covariates(self.records, vocabulary, risks)
             self.dropout = fit_dropout(pieces, x, seed=self.settings.seed)
@@ -272,15 +264,21 @@ class ModelRows:
         column = np.searchsorted(self.knots_days, days)
         for place, at in places:
             rows = slice(None) if place is None else at
-            clock = None if marginal else self._clock(at)
+            subject, duration = self.rows.subject[at], self.rows.duration_days[at]
+            cause, clock = self.rows.cause[at].astype(np.int64), None
+            if not marginal and self.dropout is not None and self.dropout.is_by_history:
+                of, since, paths = self.weights.clock, self.since_days[at], self.dropout.paths
+                made = HistoryClock(of.dropout, of.support_days, since, paths, subject)
+                clock = made.refused(self.horizons_days, duration, cause)
+            enough = max(FEWEST_RESAMPLES, MOST_DRAWN // max(len(at), 1))  # for which there is time
             yield Comparison(
                 place,
-                self.rows.subject[at],
-                self.rows.duration_days[at],
-                self.rows.cause[at].astype(np.int64),
+                subject,
+                duration,
+                cause,
                 days,
                 {name: selected(risk, rows, column) for name, risk in risks.items()},
-                fewer_draws(self._draws, len(at)),
+                self.draws[:enough],
                 self.weights.at(place, at) if clock is None else clock,
                 self.weights.potential[at],
                 self._expected(risks, rows, clock) if days is self.horizons_days else {},
@@ -315,18 +313,6 @@ class ModelRows:
                 )
         return found
 
-    def _clock(self, at: Ints) -> HistoryClock | None:
-        """G of some rows by their histories; None where leaving does not depend on them."""
-        if self.dropout is None or not self.dropout.is_by_history:
-            return None
-        clock = self.weights.clock
-        since = days_since_first_index(self.rows)[at]
-        made = HistoryClock(
-            clock.dropout, clock.support_days, since, self.dropout.paths, self.rows.subject[at]
-        )
-        duration, cause = self.rows.duration_days[at], self.rows.cause[at].astype(np.int64)
-        return made.refused(self.horizons_days, duration, cause)
-
     def _expected(
         self, risks: Mapping[str, Floats], rows: Ints | slice, clock: HistoryClock | None
     ) -> dict[str, Floats]:
@@ -349,16 +335,3 @@ class ModelRows:
             for name, risk in risks.items()
             if name not in self.without_hazards
         }
-
-    @cached_property
-    def _draws(self) -> NDArray[np.uint8]:
-        people = len(self.records.timelines)
-        return draw_subjects(people, self.settings.bootstrap, self.settings.seed)
-
-    @cached_property
-    def weights(self) -> Weights:
-        """G of drop-out that is independent of the history."""
-        train, cut_us = self.train or (None, None)
-        if cut_us is None:
-            return Weights(self.population, self.task, train=None)
-        return Weights(self.population, self.task, train=train, train_cut_us=cut_us)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +33,7 @@ from ehrsequencing.config import (
     refuse_changes,
     refuse_other_task,
 )
-from ehrsequencing.core.arrays import Bools, Floats, Ints
+from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, refuse_overlap, sha256
 from ehrsequencing.core.made_of import made_of
@@ -144,10 +144,8 @@ def score(
             _require_same(store, prepared, data, task, study)
         _require_records_of({predictions: table, **tables}, store)
         whole = Population.of_split(store, task, split)
-        matched = match(table, whole.records, task, path=predictions)
-        population, risk, notes = _evaluated(
-            replace(whole, source=data), matched, task, predictions
-        )
+        horizons, risk, ignored = match(table, whole.records, task, path=predictions)
+        population, risk, notes = _evaluated(replace(whole, source=data), risk, task, predictions)
         chosen = drawn_subjects(population.records, study.evaluation)
         risk = risk if chosen is None else risk[population.records.rows.numbers(chosen)]
         population = population.take(chosen)
@@ -155,7 +153,7 @@ def score(
         file = FromFile(
             name or stem,
             population.records,
-            matched.horizons_days,
+            horizons,
             risk,
             edges_days=training_edges(store, task, bins=study.training.grid_bins),
             start_days=task.blanking,
@@ -180,12 +178,12 @@ def score(
             },
             progress=progress,
         )
-        notes += [*matched.warnings, *file.warnings()]
+        notes += [*ignored, *file.warnings()]
         result |= {
             "score": {
                 "file": predictions.name,
                 "sha256": sha256(predictions),
-                "horizons_days": [*matched.horizons_days],
+                "horizons_days": [*horizons],
             },
             "warnings": [*notes, *result["warnings"]],
         }
@@ -223,33 +221,13 @@ def _require_records_of(tables: Mapping[Path, RiskTable], store: Prepared) -> No
             )
 
 
-@dataclass(frozen=True)
-class Matched:
-    """The risks of a file at the prediction times of a cohort.
-
-    Attributes:
-        horizons_days: (H,) every horizon of the file, rising.
-        risk: (R, causes, H), NaN at prediction times without one.
-        warnings: What was ignored.
-    """
-
-    horizons_days: Floats
-    risk: Floats
-    warnings: list[str]
-
-    @property
-    def answered(self) -> Bools:
-        """(R,) which prediction times have a prediction."""
-        return np.asarray(~np.isnan(self.risk[:, 0, 0]), dtype=np.bool_)
-
-
 def match(
     table: RiskTable,
     records: TaskRecords,
     task: TaskConfig,
     *,
     path: Path,
-) -> Matched:
+) -> tuple[Floats, Floats, list[str]]:
     """Find the risks of each prediction time, and refuse what cannot be evaluated.
 
     Args:
@@ -257,6 +235,10 @@ def match(
         records: The prediction times that are evaluated.
         task: The question.
         path: The file, for messages.
+
+    Returns:
+        (H,) every horizon of the file, rising; (R, causes, H) risks, NaN at prediction times without one; and what was
+        ignored.
 
     Raises:
         EhrseqError: See the table at the top of this file.
@@ -304,7 +286,7 @@ def match(
             f"{people(len(np.unique(pairs, axis=0)))} prediction times of the file are not evaluated (another split, "
             "not eligible, not at risk any more, or no prediction time of the task): ignored."
         )
-    return Matched(horizons, risk, warnings)
+    return horizons, risk, warnings
 
 
 def _require_risks(table: RiskTable, task: TaskConfig, where: str) -> None:
@@ -367,9 +349,10 @@ def _beside(file: FromFile, task: TaskConfig, name: str, path: Path, table: Risk
     Raises:
         EhrseqError: It cannot be used, or lacks some of these prediction times.
     """
-    matched = match(table, file.labels, task, path=path)
-    if not matched.answered.all():
-        without = people(int((~matched.answered).sum())).lower()
+    horizons, risk, _ = match(table, file.labels, task, path=path)
+    unanswered = np.isnan(risk[:, 0, 0])
+    if unanswered.any():
+        without = people(int(unanswered.sum())).lower()
         raise EhrseqError(
             f"has no prediction at {without} of the evaluated prediction times",
             where=str(path),
@@ -378,8 +361,8 @@ def _beside(file: FromFile, task: TaskConfig, name: str, path: Path, table: Risk
     return FromFile(
         name,
         file.labels,
-        matched.horizons_days,
-        matched.risk,
+        horizons,
+        risk,
         edges_days=file.edges_days,
         start_days=file.start_days,
     )
@@ -404,7 +387,7 @@ def _require_own_names(names: Sequence[str]) -> None:
 
 
 def _evaluated(
-    whole: Population, matched: Matched, task: TaskConfig, path: Path
+    whole: Population, risk: Floats, task: TaskConfig, path: Path
 ) -> tuple[Population, Floats, list[str]]:
     """The prediction times that are evaluated, their risks, and what is left out.
 
@@ -414,9 +397,9 @@ def _evaluated(
     Raises:
         EhrseqError: Somebody at a landmark has none.
     """
-    rows, answered = whole.records.rows, matched.answered
+    rows, answered = whole.records.rows, ~np.isnan(risk[:, 0, 0])
     if answered.all():
-        return whole, matched.risk, []
+        return whole, risk, []
     at_landmark = np.any([rows.at_landmark(days) for days in task.landmarks], axis=0)
     missing = int((at_landmark & ~answered).sum())
     if missing:
@@ -441,4 +424,4 @@ def _evaluated(
         attrition=whole.with_counts(counts),
         only_landmarks=True,
     )
-    return population, matched.risk[chosen], [note]
+    return population, risk[chosen], [note]

@@ -1,8 +1,8 @@
 """People by group: metrics of our model by age, sex and other codes without a time, and Table 1 of a paper."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,10 +22,10 @@ from ehrsequencing.evaluation.context import Context
 from ehrsequencing.evaluation.estimates import Estimate, metric_estimates
 from ehrsequencing.metrics.censoring import median_follow_up_days
 from ehrsequencing.metrics.registry import METRICS
-from ehrsequencing.predictors.history import FeatureSpec, fit_feature_spec, history_features
-from ehrsequencing.records.timelines import TaskRecords, Timelines
+from ehrsequencing.predictors.history import fit_feature_spec, history_features
+from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.vocabulary import Vocabulary
-from ehrsequencing.results.result_types import Interval, SubgroupRow
+from ehrsequencing.results.result_types import Interval, PlaceRow
 
 AGE_EDGES_YEARS = (20, 30, 40, 50, 60, 70, 80, 90)
 MOST_LEVELS = 12  # of one family of codes, the most frequent ones
@@ -40,7 +40,7 @@ def subgroup_rows(
     causes: Sequence[str],
     *,
     model: str,
-) -> list[SubgroupRow[int]]:
+) -> list[PlaceRow]:
     """Rows of `subgroups`: size, events, O/E, AUC and Brier score of every level of every group.
 
     A level also has the differences of its metrics to those of the largest level, on the same resamples, where at least
@@ -65,7 +65,7 @@ def subgroup_rows(
             largest = largest or estimates
             for e, h in np.ndindex(len(causes), len(part.horizons_days)):
                 own = estimates["auc"]
-                row: SubgroupRow[int] = {
+                row: PlaceRow = {
                     "landmark_days": part.landmark_days,
                     "cause": causes[e],
                     "horizon_days": float(part.horizons_days[h]),
@@ -85,7 +85,7 @@ def subgroup_rows(
                         f"{name}_difference": _value(one.minus(largest[name]), (e, h))
                         for name, one in estimates.items()
                     }
-                out.append(cast(SubgroupRow[int], {**row, **less}))
+                out.append({**row, **less})
     return out
 
 
@@ -106,9 +106,10 @@ def groups_of_rows(
 ) -> dict[str, NDArray[np.str_]]:
     """What group each row belongs to, by age at the prediction time and by each family of static codes.
 
-    A family is what stands before the last `//` of a code: `GENDER//F` and `GENDER//M` are one. `GENDER` or `SEX` is
-    called sex. A code without `//` is a family of its own, with the levels yes and no. A subject with two levels of a
-    family counts in the first of them by token. Groups that have one level only are left out.
+    Ages are in decades, as `60-69`. A family is what stands before the last `//` of a code: `GENDER//F` and `GENDER//M`
+    are one. `GENDER` or `SEX` is called sex. A code without `//` is a family of its own, with the levels yes and no. A
+    subject with two levels of a family counts in the first of them by token. Groups that have one level only are left
+    out.
 
     Args:
         records: Static codes and prediction times.
@@ -118,49 +119,29 @@ def groups_of_rows(
     Returns:
         Group → (r,) name of each row's level.
     """
-    rows = records.rows
-    out = {"age": age_bands(rows.age_years[chosen])}
-    for family, level_of in _families(records.timelines, vocabulary):
-        is_sex = family.upper().startswith(("GENDER", "SEX")) and "sex" not in out
-        out["sex" if is_sex else family] = level_of[rows.subject[chosen]]
-    return {group: levels for group, levels in out.items() if len(np.unique(levels)) > 1}
-
-
-def age_bands(age_years: NDArray[np.floating]) -> NDArray[np.str_]:
-    """Decades of age, as `60-69`; `unknown` where it is.
-
-    >>> age_bands(np.array([19.9, 60.0, 69.99, 95.0, np.nan])).tolist()
-    ['0-19', '60-69', '60-69', '90 and over', 'unknown']
-    """
-    names = [
-        "0-19",
-        *(f"{low}-{low + 9}" for low in AGE_EDGES_YEARS[:-1]),
-        "90 and over",
-        "unknown",
-    ]
+    rows, lines = records.rows, records.timelines
+    bands = [f"{low}-{low + 9}" for low in AGE_EDGES_YEARS[:-1]]
+    names = np.array(["0-19", *bands, "90 and over", "unknown"])
+    age_years = rows.age_years[chosen]
     band = np.searchsorted(AGE_EDGES_YEARS, age_years, side="right")
-    return np.array(names)[np.where(np.isnan(age_years), len(names) - 1, band)]
-
-
-def _families(
-    timelines: Timelines, vocabulary: Vocabulary
-) -> Iterator[tuple[str, NDArray[np.str_]]]:
-    """Each family of static codes, in order of name, with every subject's level."""
-    codes, owner = timelines.static_codes, timelines.static_owner
+    out = {"age": names[np.where(np.isnan(age_years), len(names) - 1, band)]}
+    codes, owner = lines.static_codes, lines.static_owner
     tokens, counts = np.unique(codes, return_counts=True)
-    members: dict[str, list[tuple[int, int]]] = {}
+    families: dict[str, list[tuple[int, int]]] = {}
     for token, count in zip(tokens.tolist(), counts.tolist(), strict=True):
         name = vocabulary.tokens[token]
         if token >= vocabulary.n_unknown:  # codes that training did not know are no group
-            members.setdefault(name.rpartition("//")[0] or name, []).append((count, token))
-    for family in sorted(members):
-        largest = sorted(token for _, token in sorted(members[family], reverse=True)[:MOST_LEVELS])
+            families.setdefault(name.rpartition("//")[0] or name, []).append((count, token))
+    for family in sorted(families):
+        largest = sorted(token for _, token in sorted(families[family], reverse=True)[:MOST_LEVELS])
         alone = [vocabulary.tokens[token] for token in largest] == [family]
-        level_of = np.full(len(timelines), "no" if alone else NOT_RECORDED, dtype=object)
+        level_of = np.full(len(lines), "no" if alone else NOT_RECORDED, dtype=object)
         for token in reversed(largest):
             level = "yes" if alone else vocabulary.tokens[token].rpartition("//")[2]
             level_of[owner[codes == token]] = level
-        yield family, level_of.astype(np.str_)
+        is_sex = family.upper().startswith(("GENDER", "SEX")) and "sex" not in out
+        out["sex" if is_sex else family] = level_of.astype(np.str_)[rows.subject[chosen]]
+    return {group: levels for group, levels in out.items() if len(np.unique(levels)) > 1}
 
 
 # ---- Table 1: who was studied, by split; its cells may be shared ---------------------------------------------------
@@ -202,13 +183,21 @@ def cohort_table(context: Context, landmark: float) -> dict[str, Any] | None:
                 np.round(records.rows.age_years[at])
             ),
             "visits before, median (quartiles)": people.quartiles(records.rows.visits_before[at]),
-            **_static_rows(words, records.timelines.take(subject), spec, people),
-            **_number_rows(words, records, at, spec, people),
-            "median follow-up in years": "–",
         }
-        if people.are_enough:
+        lines = records.timelines.take(subject)
+        for code in sorted(spec.static_codes):
+            with_it = np.unique(lines.static_owner[lines.static_codes == code])
+            cells[f"{words.tokens[code]}, n (%)"] = people.share(len(with_it))
+        history = history_features(records, words, chosen=at, columns=spec)
+        for token in spec.numeric[:_MOST_CODES]:
+            name = words.tokens[token]
+            newest = words.numbers_at(token, history[:, spec.index[f"last {name}"]])
+            cells[f"{name}, median (quartiles)"] = people.quartiles(newest)
+            cells[f"{name} unknown, n (%)"] = people.share(int(np.isnan(newest).sum()))
+        years = np.nan
+        if len(at) >= (1 if context.is_simulated else SMALLEST_COUNT):
             years = float(median_follow_up_days(duration, cause)) / DAYS_PER_YEAR
-            cells["median follow-up in years"] = f"{years:.1f}" if np.isfinite(years) else "–"
+        cells["median follow-up in years"] = f"{years:.1f}" if np.isfinite(years) else "–"
         for number, name in enumerate(context.source.task.causes, start=1):
             cells[f"{name}, n (%)"] = people.share(int((cause == number).sum()))
         columns[split.replace("_", "-")] = cells
@@ -224,10 +213,6 @@ class _People:
 
     total: int
     is_simulated: bool
-
-    @property
-    def are_enough(self) -> bool:
-        return self.total >= (1 if self.is_simulated else SMALLEST_COUNT)
 
     def count(self, people: int) -> str:
         return f"{people:,}" if self.is_simulated else count_text(people)
@@ -260,28 +245,3 @@ def _short(value: float) -> str:
     ('0.123', '1,234')
     """
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
-
-
-def _static_rows(
-    words: Vocabulary, timelines: Timelines, spec: FeatureSpec, people: _People
-) -> dict[str, str]:
-    """How many people have each of the most frequent codes without a time."""
-    cells = dict[str, str]()
-    for code in sorted(spec.static_codes):
-        with_it = np.unique(timelines.static_owner[timelines.static_codes == code])
-        cells[f"{words.tokens[code]}, n (%)"] = people.share(len(with_it))
-    return cells
-
-
-def _number_rows(
-    words: Vocabulary, records: TaskRecords, at: Ints, spec: FeatureSpec, people: _People
-) -> dict[str, str]:
-    """The newest number of each of the most frequent codes with numbers, and how many people have none."""
-    cells = dict[str, str]()
-    history = history_features(records, words, chosen=at, columns=spec)
-    for token in spec.numeric[:_MOST_CODES]:
-        name = words.tokens[token]
-        newest = words.numbers_at(token, history[:, spec.index[f"last {name}"]])
-        cells[f"{name}, median (quartiles)"] = people.quartiles(newest)
-        cells[f"{name} unknown, n (%)"] = people.share(int(np.isnan(newest).sum()))
-    return cells

@@ -89,7 +89,9 @@ def deletion(
         The risk and the effects.
     """
     row = row % len(record.moments)
-    visits = record.known_visits(row)
+    visit_of = record.record.visits
+    is_known = record.known_rows(row)[visit_of.event]
+    visits = np.unique(visit_of.visit[is_known]).tolist()  # that had begun by then
     most = max(MOST_ROWS // len(record.record.events), 1)
     codes, is_part = removed_codes(question, record, row)
     singles, of_parts = list[Effect](), list[Effect]()
@@ -188,7 +190,12 @@ def change(
             "is the record's first prediction time", where="row", fix="name a later one: 1, 2, …"
         )
     new = record.known_rows(row) & ~record.known_rows(row - 1)
-    rows_of = _new_codes(record, new)
+    events, visits = record.record.events, record.record.visits
+    # the new codes of each visit, and the rows of each, in the order of their times
+    rows_of: dict[tuple[int, str], list[int]] = {}
+    for event, visit in zip(visits.event.tolist(), visits.visit.tolist(), strict=True):
+        if new[event]:
+            rows_of.setdefault((visit, events.codes[events.code[event]]), []).append(event)
 
     def risk_now(copies: list[Bools]) -> Floats:
         return question.of_copies(record, copies, rows=[row])[:, 0, 0]
@@ -202,7 +209,12 @@ def change(
         names = [names[k] for k in order[: MOST_CODES - 1]]
         masks = [masks[k] for k in order[: MOST_CODES - 1]]
         masks.append(new & ~np.any(masks, axis=0))
-    orders = _orders(len(masks), most=most // MOST_CODES)
+    # all orders, or some that are drawn and their reverses: unbiased for the Shapley values
+    orders = [*itertools.permutations(range(len(masks) if len(masks) <= EXACT_CODES else 0))]
+    if len(masks) > EXACT_CODES:
+        rng, pairs = np.random.default_rng(_SEED), max(min(ORDERS, most // MOST_CODES) // 2, 1)
+        drawn = [tuple(rng.permutation(len(masks)).tolist()) for _ in range(pairs)]
+        orders = [*drawn, *(order[::-1] for order in drawn)]
     subsets = list(
         dict.fromkeys(frozenset(order[:n]) for order in orders for n in range(len(masks) + 1))
     )
@@ -222,23 +234,3 @@ def change(
         table.append(Part(float(parts[-1]), len(rows_of) - len(names)))
     table.sort(key=lambda one: -abs(one.change))
     return before, now, [Part(still - before, 0), *table]
-
-
-def _new_codes(record: SubjectRecord, new: Bools) -> dict[tuple[int, str], list[int]]:
-    """The new codes of each visit, and the rows of each, in the order of their times."""
-    events, visits = record.record.events, record.record.visits
-    rows_of: dict[tuple[int, str], list[int]] = {}
-    for event, visit in zip(visits.event.tolist(), visits.visit.tolist(), strict=True):
-        if new[event]:
-            name = (visit, events.codes[events.code[event]])
-            rows_of.setdefault(name, []).append(event)
-    return rows_of
-
-
-def _orders(n: int, *, most: int) -> list[tuple[int, ...]]:
-    """All orders of n codes, or at most some that are drawn and their reverses: unbiased for the Shapley values."""
-    if n <= EXACT_CODES:
-        return list(itertools.permutations(range(n)))
-    rng = np.random.default_rng(_SEED)
-    drawn = [tuple(rng.permutation(n).tolist()) for _ in range(max(min(ORDERS, most) // 2, 1))]
-    return [*drawn, *(order[::-1] for order in drawn)]

@@ -26,7 +26,6 @@ from ehrsequencing.prediction.predict import (
     RiskPredictor,
 )
 from ehrsequencing.prediction.run import Run, horizons_of, start_days_of
-from ehrsequencing.predictors.predictor import Predictor
 from ehrsequencing.records.cohort import CohortRows
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
 from ehrsequencing.records.events import NEVER, STATIC, opens_run
@@ -56,11 +55,6 @@ class SubjectRecord:
         return int(self.record.subject_id[0])
 
     @property
-    def n_visits(self) -> int:
-        """Number of visits N, those after the last prediction time included."""
-        return len(self.record.visits)
-
-    @property
     def visit_us(self) -> Ints:
         """(N,) start of each visit."""
         return self.record.visits.start_us
@@ -78,7 +72,7 @@ class SubjectRecord:
     @cached_property
     def event_bounds(self) -> Ints:
         """(N+1,) visit v owns the rows `record.visits.event[bounds[v]:bounds[v + 1]]`."""
-        return offsets(self.record.visits.visit, self.n_visits)
+        return offsets(self.record.visits.visit, len(self.record.visits))
 
     @cached_property
     def codes(self) -> tuple[tuple[str, ...], ...]:
@@ -101,7 +95,8 @@ class SubjectRecord:
     @property
     def static_codes(self) -> tuple[str, ...]:
         """The distinct codes without a time."""
-        return self._codes_of(self.static_rows)
+        codes = self.record.events.code[self.static_rows].tolist()
+        return tuple(dict.fromkeys(self.record.events.codes[k] for k in codes))
 
     def known_rows(self, row: int = -1) -> Bools:
         """(n,) which rows of the record are part of a visit and known at a prediction time: those stamped by then."""
@@ -110,17 +105,8 @@ class SubjectRecord:
 
     def known_codes(self, row: int = -1) -> tuple[str, ...]:
         """The distinct codes known at a prediction time, in the order of their first time."""
-        return self._codes_of(self.known_rows(row))
-
-    def known_visits(self, row: int = -1) -> tuple[int, ...]:
-        """The visits that had begun by a prediction time, by their numbers."""
-        visits = self.record.visits
-        is_known = self.known_rows(row)[visits.event]
-        return tuple(np.unique(visits.visit[is_known]).tolist())
-
-    def _codes_of(self, rows: Bools) -> tuple[str, ...]:
-        codes = self.record.events.code[rows]
-        return tuple(dict.fromkeys(self.record.events.codes[k] for k in codes.tolist()))
+        codes = self.record.events.code[self.known_rows(row)].tolist()
+        return tuple(dict.fromkeys(self.record.events.codes[k] for k in codes))
 
 
 def subject_records(
@@ -323,21 +309,17 @@ class Question:
             return f"{self.cause_name} before the next visit"
         return f"{self.cause_name} by {format_days(self.horizon_days)}"
 
-    @cached_property
-    def predictor(self) -> Predictor:
-        """What answers; the `visit` head has none."""
-        return self.run.predictor
-
     def answer(self, records: TaskRecords) -> Floats:
         """(R, 2) risk and log hazard at every prediction time; NaN where the run has no answer."""
         if self.horizon_days is None:
             visit_head = self.run.visit_hazards(records)
             risk = visit_head[:, 0, 0].astype(np.float64)
             return np.stack([risk, np.log(-np.log1p(-risk))], axis=1)
-        edges, start = self.predictor.edges_days, start_days_of(self.run)
+        predictor, start = self.run.predictor, start_days_of(self.run)
+        edges = predictor.edges_days
         horizon, out = np.array([self.horizon_days]), np.empty((len(records), 2))
         days = exposure(edges, np.array([start]), horizon)[0]
-        for rows, hazards in self.predictor.hazards(records):
+        for rows, hazards in predictor.hazards(records):
             out[rows, 0] = cumulative_incidence(hazards, edges, horizon, start_days=start)[
                 :, self.cause, 0
             ]
@@ -348,11 +330,8 @@ class Question:
         self, record: SubjectRecord, kept: Sequence[Bools], *, rows: Sequence[int] | None = None
     ) -> Floats:
         """(E, R, 2) risk and log hazard of copies that keep some rows of a record."""
-        return next(self.of_each([Copies(record, kept, rows)]))
-
-    def of_each(self, asked: Iterable[Copies]) -> Iterator[Floats]:
-        """The same of one record after another; many are answered together, which costs far less."""
-        return predict_copies(self.run.vocabulary, asked, predict=self.answer)
+        asked = [Copies(record, kept, rows)]
+        return next(predict_copies(self.run.vocabulary, asked, predict=self.answer))
 
 
 def edited_risks(
@@ -389,7 +368,10 @@ def predict_copies(
     *,
     predict: Callable[[TaskRecords], NDArray[Any]],
 ) -> Iterator[NDArray[Any]]:
-    """(E, R, ...) predictions of one record's copies after another; `predict` takes packed copies of any records."""
+    """(E, R, ...) predictions of one record's copies after another; many are answered together, which costs far less.
+
+    `predict` takes packed copies of any records.
+    """
     waiting, held = list[Copies](), 0
     for one in asked:
         size = len(one.kept) * len(one.record.record.events)

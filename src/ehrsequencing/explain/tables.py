@@ -7,7 +7,7 @@ at the 10th.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,13 +28,13 @@ from ehrsequencing.explain.record import (
     Question,
     SubjectRecord,
     kept_rows,
+    predict_copies,
     subject_record,
     subject_records,
 )
 from ehrsequencing.metrics.bootstrap import bootstrap_subjects, percentile_interval
 from ehrsequencing.prediction.predict import Moment, NewRecords, no_prediction_times
 from ehrsequencing.prediction.prediction_file import with_notes, without_formulas
-from ehrsequencing.records.visits import make_record
 
 NEARLY_ALL = 0.9  # share of the subjects beyond which a record without a code is unlike any other
 Compared = tuple[str, str | None]  # a code, and what it is compared with
@@ -100,7 +100,14 @@ def explain_cohort(
     Raises:
         EhrseqError: Nobody has a prediction time.
     """
-    people = sampled_people(records, subjects)
+    parts = [np.zeros(0, np.int64)]
+    for shard, rows in records.prediction_times(Moment("last")):
+        parts.append(shard.subject_id[np.unique(rows.subject)])
+    everybody = np.concatenate(parts)
+    if not len(everybody):
+        raise no_prediction_times(records)
+    by_hash = np.argsort(hash_u64(everybody.astype(np.uint64)), kind="stable")
+    people = list(subject_records(records, set(everybody[by_hash[:subjects]].tolist())))
     others = _other_values(people)
     has_numbers = question.run.study.values.mode != "none"
     ranges = _ranges(people) if has_numbers else {}
@@ -113,15 +120,17 @@ def explain_cohort(
     shown -= {*others, *ranges}
     removed = [[code for code in codes if code in shown] for codes, _ in found]
     asked = (
-        _copies(question, records, record, changes, without=codes)
+        copies
         for record, codes, (_, changes) in zip(people, removed, contrasts, strict=True)
+        for copies in _copies(record, codes, changes)
     )
     risks: list[float] = []
     # three parallel lists, with one entry for each subject and code
     subject, code, effect = list[int](), list[Compared](), list[Floats]()
-    answered = question.of_each(asked)
-    for answers, codes, (names, _) in zip(answered, removed, contrasts, strict=True):
-        whole, without, changed = np.split(answers[:, 0], [1, 1 + len(codes)])
+    answered = predict_copies(question.run.vocabulary, asked, predict=question.answer)
+    for codes, (names, changes) in zip(removed, contrasts, strict=True):
+        whole, without = np.split(next(answered)[:, 0], [1])
+        changed = np.reshape([next(answered)[0, 0] for _ in changes], (-1, 2))
         code += [*((name, None) for name in codes), *names]
         effect += [whole - without, changed[::2] - changed[1::2]]
         subject += [len(risks)] * (len(codes) + len(names))
@@ -134,23 +143,6 @@ def explain_cohort(
     table = _table(code, np.concatenate(effect), owner, weights)
     is_part = any(more for _, more in found)
     return Explanation(float(np.mean(risks)), table, is_part, subjects=len(risks))
-
-
-def sampled_people(records: NewRecords, subjects: int | None) -> list[SubjectRecord]:
-    """The records of at most so many people, chosen by a hash of their ids; None: all.
-
-    Raises:
-        EhrseqError: Nobody has a prediction time.
-    """
-    parts = [np.zeros(0, np.int64)]
-    for shard, rows in records.prediction_times(Moment("last")):
-        parts.append(shard.subject_id[np.unique(rows.subject)])
-    everybody = np.concatenate(parts)
-    if not len(everybody):
-        raise no_prediction_times(records)
-    order = np.argsort(hash_u64(everybody.astype(np.uint64)), kind="stable")
-    chosen = set(everybody[order[:subjects]].tolist())
-    return list(subject_records(records, chosen))
 
 
 # ---- codes that are compared with another value ----------------------------------------------------------------------
@@ -209,55 +201,23 @@ def _contrasts(
 
 
 def _copies(
-    question: Question,
-    records: NewRecords,
-    record: SubjectRecord,
-    changes: Sequence[Changed],
-    *,
-    without: Iterable[str] = (),
-) -> Copies:
-    """A record at its last prediction time: as it is, without each of some codes, with each of some rows changed."""
-    longer, place = record, np.zeros(0, dtype=np.int64)
-    if changes:
-        longer, place = _with_rows(question, records, record, changes)
-    is_new = np.zeros(len(longer.record.events), dtype=bool)
-    is_new[place] = True
-    original = np.flatnonzero(~is_new)
-
-    kept = [~is_new]
-    for code in without:
-        copy = is_new & False
-        copy[original] = kept_rows(record, Edit(codes=(code,)))
-        kept.append(copy)
-    for (row, _, _), new in zip(changes, place, strict=True):
-        copy = ~is_new
-        copy[original[row]] = False
-        copy[new] = True
-        kept.append(copy)
-    return Copies(longer, kept, [-1])
-
-
-def _with_rows(
-    question: Question, records: NewRecords, record: SubjectRecord, changes: Sequence[Changed]
-) -> tuple[SubjectRecord, Ints]:
-    """The record with copies of some rows behind them that have other codes and numbers, and the copies' places."""
+    record: SubjectRecord, without: Iterable[str], changes: Iterable[Changed]
+) -> Iterator[Copies]:
+    """A record at its last prediction time: as it is and without each of some codes; then with each row changed."""
     events = record.record.events
-    rows = [row for row, _, _ in changes]
-    codes = [code for _, code, _ in changes]
-    values = [value for _, _, value in changes]
-    order = np.argsort(np.r_[np.arange(len(events)), rows], kind="stable")
-    number = np.arange(len(events.codes), len(events.codes) + len(codes), dtype=np.int32)
-    more = replace(
-        events.take(np.r_[np.arange(len(events)), rows]),
-        code=np.r_[events.code, number],
-        codes=(*events.codes, *codes),
-        value=np.r_[events.value, np.array(values, dtype=np.float32)],
-    )
-    made = make_record(
-        more.take(order), excluded=records.excluded, settings=question.run.study.visits
-    )
-    place = np.flatnonzero(order >= len(events))
-    return replace(record, record=made), place[np.argsort(order[place])]
+    edits = [Edit(), *(Edit(codes=(code,)) for code in without)]
+    yield Copies(record, [kept_rows(record, edit) for edit in edits], [-1])
+    for row, name, number in changes:
+        code, value = events.code.copy(), events.value.copy()
+        code[row], value[row] = len(events.codes), number
+        other = replace(
+            events,
+            codes=(*events.codes, name),
+            code=code,
+            value=value,
+        )
+        changed = replace(record, record=replace(record.record, events=other))
+        yield Copies(changed, [np.ones(len(events), dtype=bool)], [-1])
 
 
 def _table(

@@ -9,7 +9,6 @@ import math
 import re
 import zlib
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -125,10 +124,13 @@ def write_page(explorer: Explorer, out: Path, *, overwrite: bool = False) -> Non
 
 def page(explorer: Explorer) -> str:
     """The page of an explorer as a string of HTML, which asks nobody."""
-    blocks = _blocks(explorer)
+    blocks = {"patients": pack(*_patient_arrays(explorer))}
+    if explorer.removals is not None:
+        blocks["removals"] = pack(*_removal_arrays(explorer))
     about = _about(explorer) | {"blocks": {name: listed for name, (listed, _) in blocks.items()}}
     templates = environment("explorer")
-    script = "\n".join(_source(name) for name in MODULE)
+    folder = Path(__file__).parent / "templates"
+    script = "\n".join((folder / name).read_text(encoding="utf-8") for name in MODULE)
     style = templates.get_template("explorer.css.jinja").render()
     return templates.get_template("explorer.html.jinja").render(
         about=about,
@@ -142,11 +144,6 @@ def page(explorer: Explorer) -> str:
         style=Markup(style),
         version=__version__,
     )
-
-
-@cache
-def _source(name: str) -> str:
-    return (Path(__file__).parent / "templates" / name).read_text(encoding="utf-8")
 
 
 def _clean(text: str) -> str:
@@ -199,14 +196,6 @@ def _landmarks(explorer: Explorer) -> list[float]:
     return [0.0, *(days for days in explorer.run.task.landmarks if days)]
 
 
-def _blocks(explorer: Explorer) -> dict[str, tuple[dict[str, object], str]]:
-    """The packed arrays: those of the patients, and those of the removals."""
-    blocks = {"patients": pack(*_patient_arrays(explorer))}
-    if explorer.removals is not None:
-        blocks["removals"] = pack(*_removal_arrays(explorer))
-    return blocks
-
-
 def _patient_arrays(explorer: Explorer) -> tuple[dict[str, NDArray[np.generic]], dict[str, str]]:
     patients, shown = explorer.gathered.patients, explorer.shown
     age = np.minimum(patients.age_years, OLDEST)
@@ -226,10 +215,10 @@ def _patient_arrays(explorer: Explorer) -> tuple[dict[str, NDArray[np.generic]],
     arrays: dict[str, NDArray[np.generic]] = {
         name: differences(values) for name, values in running.items()
     }
-    arrays["risk"] = differences(quantised(patients.risk).ravel(), 16)
-    coded = dict.fromkeys(arrays, "differences")
+    coded = dict.fromkeys([*arrays, "risk"], "differences")
     _, sex = np.unique(patients.sex, return_inverse=True)
     arrays |= {
+        "risk": differences(quantised(patients.risk).ravel(), 16),
         "age": np.where(
             np.isnan(age), TOP, np.round(np.nan_to_num(np.maximum(age, -100)) * 10)
         ).astype(np.uint16),

@@ -109,9 +109,12 @@ class Patients:
             "row_offsets": row_offsets,
             "static_code": self.static_code[static],
             "visit_day": self.visit_day[visits],
+            "item_code": self.item_code[items],
+            "item_value": self.item_value[items],
+            "subject_id": self.subject_id[chosen],
+            "age_years": self.age_years[chosen],
+            "sex": self.sex[chosen],
         }
-        new |= {name: getattr(self, name)[items] for name in ("item_code", "item_value")}
-        new |= {name: getattr(self, name)[chosen] for name in ("subject_id", "age_years", "sex")}
         return Patients(
             **new,
             **{f.name: getattr(self, f.name)[rows] for f in fields(self) if f.name not in new},

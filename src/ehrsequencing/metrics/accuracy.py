@@ -8,14 +8,12 @@ and a row censored before t weighs nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import ArrayLike
 
 from ehrsequencing.core.arrays import Floats, row_blocks
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.metrics.censoring import divide
+from ehrsequencing.metrics.censoring import SubjectClock, divide
 from ehrsequencing.metrics.outcomes import Metric, ScoredRows
 
 
@@ -32,7 +30,7 @@ def brier(rows: ScoredRows) -> Floats:
     scores = np.empty((len(rows.weights), *rows.risk.shape[1:]))
     for h in range(len(rows.horizons_days)):
         error = (rows.has_event_by(h) - rows.risk[:, :, h].T) ** 2
-        scores[:, :, h] = divide(rows.known_weights(h) @ error.T, rows.total_weight[:, None])
+        scores[:, :, h] = divide(rows.known_weights[h] @ error.T, rows.total_weight[:, None])
     return rows.finish(rows.where_covered(scores))
 
 
@@ -45,7 +43,7 @@ def null_brier(rows: ScoredRows) -> Floats:
     risk = rows.observed_risk
     scores = np.empty_like(rows.observed_risk)
     for h in range(len(rows.horizons_days)):
-        known = rows.known_weights(h)
+        known = rows.known_weights[h]
         events = divide(known @ rows.has_event_by(h).T, rows.total_weight[:, None])
         others = divide(known.sum(axis=1), rows.total_weight)[:, None] - events
         scores[:, :, h] = others * risk[:, :, h] ** 2 + events * (1.0 - risk[:, :, h]) ** 2
@@ -83,15 +81,20 @@ def observed_over_expected(rows: ScoredRows) -> Floats:
     if rows.expected is None:
         sums = np.empty((2, len(rows.weights), *rows.risk.shape[1:]))
         for h in range(len(rows.horizons_days)):
-            known = rows.known_weights(h)
+            known = rows.known_weights[h]
             sums[0, :, :, h] = known @ rows.has_event_by(h).T
             sums[1, :, :, h] = known @ rows.risk[:, :, h]
         return rows.finish(rows.where_covered(divide(*sums)))
-    seen = [rows.path_weights @ rows.has_event_by(h).T for h in range(len(rows.horizons_days))]
+    clock, weights = rows.fixed_censoring, rows.weights
+    if isinstance(clock, SubjectClock) and clock.is_by_history:  # as the expected events then are
+        weights = weights * rows.inverse_at_duration
+    seen = [weights @ rows.has_event_by(h).T for h in range(len(rows.horizons_days))]
     expected = rows.weights @ rows.expected.reshape(len(rows.expected), -1)
     observed = np.stack(seen, axis=2)
     ratio = divide(observed, expected.reshape(observed.shape))
-    followed = rows.counts.reaches(rows.horizons_days) & ~rows.is_refused
+    # where too few people carry the weights by the history, the horizon is refused
+    refused = np.isin(rows.horizons_days, getattr(clock, "refused_days", ()))
+    followed = rows.counts.reaches(rows.horizons_days) & ~refused
     return rows.finish(np.where(followed[:, None], ratio, np.nan))
 
 
@@ -109,21 +112,7 @@ def integrated_brier(rows: ScoredRows) -> Floats:
     return areas.sum(axis=-1) / (days[-1] - days[0])
 
 
-@dataclass(frozen=True)
-class DecisionCurve:
-    """Net benefit of treating by the model, and of treating everyone; treating nobody is 0."""
-
-    thresholds: (
-        Floats  # (thresholds,) or (causes, horizons, thresholds) risk from which one would act
-    )
-    net_benefit: Floats  # (..., causes, horizons, thresholds) true positives per row, less weighted false positives
-    treat_all: Floats  # (..., causes, horizons, thresholds) the same when acting on everyone
-    flagged: Floats  # (..., causes, horizons, thresholds) share of rows whose risk is at least the threshold
-    sensitivity: Floats  # (..., causes, horizons, thresholds) share of those with the event who are
-    ppv: Floats  # (..., causes, horizons, thresholds) share of the flagged rows that have the event by the horizon
-
-
-def decision_curve(rows: ScoredRows, thresholds: ArrayLike) -> DecisionCurve:
+def decision_curve(rows: ScoredRows, thresholds: ArrayLike) -> dict[str, Floats]:
     """Net benefit (Vickers & Elkin 2006; with censoring and competing causes Vickers et al. 2008).
 
         NB(p) = TP(p) − (flagged(p) − TP(p)) · p / (1 − p),     TP(p) = (1 / n) Σ_{i: risk_i ≥ p} ω_i(t) y_i
@@ -137,7 +126,10 @@ def decision_curve(rows: ScoredRows, thresholds: ArrayLike) -> DecisionCurve:
         thresholds: (thresholds,), or (causes, horizons, thresholds) of each cell; strictly between 0 and 1.
 
     Returns:
-        The curves, with a leading resample axis for a block of weights.
+        Each (causes, horizons, thresholds), with a leading resample axis for a block of weights: `net_benefit` is true
+        positives per row, less weighted false positives; `treat_all` the same when acting on everyone (on nobody it is
+        0); `flagged` the share of rows whose risk is at least the threshold, `sensitivity` of those with the event,
+        `ppv` the share of the flagged rows that have the event by the horizon.
 
     Raises:
         EhrseqError: A threshold outside (0, 1).
@@ -152,7 +144,7 @@ def decision_curve(rows: ScoredRows, thresholds: ArrayLike) -> DecisionCurve:
     flagged, true, known = np.zeros((3, len(rows.weights), *of_cell.shape))
     had = np.zeros((len(rows.weights), *rows.risk.shape[1:], 1))
     for e, h in np.ndindex(*rows.risk.shape[1:]):
-        inverse = rows.known_weights(h)
+        inverse = rows.known_weights[h]
         events = inverse * rows.has_event_by(h)[e]
         had[:, e, h, 0] = events.sum(axis=1)
         for some in row_blocks(len(rows.risk)):
@@ -171,8 +163,7 @@ def decision_curve(rows: ScoredRows, thresholds: ArrayLike) -> DecisionCurve:
         "sensitivity": sensitivity,
         "ppv": ppv,
     }
-    covered = {name: rows.finish(rows.where_covered(values)) for name, values in found.items()}
-    return DecisionCurve(at, **covered)
+    return {name: rows.finish(rows.where_covered(values)) for name, values in found.items()}
 
 
 RECORDS = (

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import expit, logit
 
-from ehrsequencing.core.arrays import Bools, Floats, Ints, Ints32
+from ehrsequencing.core.arrays import Floats, Ints, Ints32
 from ehrsequencing.metrics.calibration import (
     clipped_logit,
     distance_indices,
@@ -252,7 +252,14 @@ class _World:
         seen_at = np.minimum(event_at, censored_at)
         is_event = seen & (event_at < after)
         del drawn, moment, event_at, censored_at  # large
-        g_before = self._g_before(seen_at, is_event)
+        # G just before each grid time and after all, (n_block, m + 1)
+        width = len(self.grid_days) + 1
+        cell = seen_at + width * np.arange(n_block)[:, None]
+        leaving = np.bincount(cell.ravel(), minlength=n_block * width).reshape(n_block, width)
+        events = np.bincount(cell[is_event], minlength=n_block * width).reshape(n_block, width)
+        at_risk = np.cumsum(leaving[:, ::-1].astype(np.float64), axis=1)[:, ::-1]
+        counts = RiskSets(self.grid_days, at_risk[:, :-1], events[:, None, :-1].astype(np.float64))
+        g_before = counts.censoring.values
         horizon_at = int(np.searchsorted(self.grid_days, self.horizon_days, side="left"))
         days = np.r_[self.grid_days, np.inf][seen_at]
         is_free = ~is_event & (days >= self.horizon_days)
@@ -261,18 +268,3 @@ class _World:
         )
         inverse += is_free * divide(1.0, g_before[:, horizon_at], undefined=np.nan)[:, None]
         return np.where(is_event, cause, 0), inverse
-
-    def _g_before(self, seen_at: Ints, is_event: Bools) -> Floats:
-        """(n_block, m + 1) G just before each grid time and after all."""
-        n_block, width = len(seen_at), len(self.grid_days) + 1
-        cell = seen_at + width * np.arange(n_block)[:, None]
-        leaving = (
-            np.bincount(cell.ravel(), minlength=n_block * width)
-            .reshape(n_block, width)
-            .astype(np.float64)
-        )
-        events = np.bincount(cell[is_event], minlength=n_block * width).reshape(n_block, width)
-        at_risk = np.cumsum(leaving[:, ::-1], axis=1)[:, ::-1]
-        return RiskSets(
-            self.grid_days, at_risk[:, :-1], events[:, None, :-1].astype(np.float64)
-        ).censoring.values

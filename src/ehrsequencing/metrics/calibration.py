@@ -9,7 +9,6 @@ Observed/expected is in `metrics`. Undefined (no event, no non-event, separated,
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,18 +23,6 @@ SMALLEST_RISK = 1e-6
 #: Restricted cubic spline knots of the smooth curve, as quantiles of the predicted risk (Harrell's three).
 KNOT_QUANTILES = (0.1, 0.5, 0.9)
 MOST_JUMPS = 1000  # of the observed incidence that are followed one by one
-
-
-@dataclass(frozen=True)
-class SmoothCalibration:
-    """Smooth calibration curves and their distance from the diagonal."""
-
-    predicted: Floats  # (causes, horizons, points) predicted risks, from the 1st to the 99th percentile of the rows
-    observed: Floats  # (..., causes, horizons, points) smoothed observed risk there
-    # (..., causes, horizons) integrated calibration index: mean |predicted − smoothed observed| over the rows
-    ici: Floats
-    e50: Floats  # (..., causes, horizons) its median
-    e90: Floats  # (..., causes, horizons) its 90th percentile
 
 
 def calibration_intercept_slope(rows: ScoredRows) -> tuple[Floats, Floats]:
@@ -56,7 +43,7 @@ def calibration_intercept_slope(rows: ScoredRows) -> tuple[Floats, Floats]:
     slope = intercept.copy()
     for e, h in rows.places():
         x = clipped_logit(rows.risk[:, e, h])
-        y, known = rows.has_event_by(h)[e].astype(np.float64), rows.known_weights(h)
+        y, known = rows.has_event_by(h)[e].astype(np.float64), rows.known_weights[h]
         counts = known.any(axis=0)  # whoever was censored before the horizon counts in no resample
         x, y, known = x[counts], y[counts], known[:, counts]
         ones = np.ones_like(x)[:, None]
@@ -66,7 +53,7 @@ def calibration_intercept_slope(rows: ScoredRows) -> tuple[Floats, Floats]:
     return rows.finish(rows.where_covered(intercept)), rows.finish(rows.where_covered(slope))
 
 
-def smooth_calibration(rows: ScoredRows, *, points: int = 50) -> SmoothCalibration:
+def smooth_calibration(rows: ScoredRows, *, points: int = 50) -> dict[str, Floats]:
     """Smooth calibration curve with ICI, E50 and E90 (Austin & Steyerberg 2019; Austin et al. 2020, 2022).
 
     A censoring-weighted logistic regression on a restricted cubic spline (three knots) of the logit of the predicted
@@ -78,7 +65,10 @@ def smooth_calibration(rows: ScoredRows, *, points: int = 50) -> SmoothCalibrati
         points: Where the curve is evaluated.
 
     Returns:
-        Curves and indices, with a leading resample axis for a block of weights.
+        `predicted` risks (causes, horizons, points), from the 1st to the 99th percentile of the rows; the smoothed
+        `observed` risk there; and each (causes, horizons), the integrated calibration index `ici`, which is the mean
+        |predicted − smoothed observed| over the rows, its median `e50` and its 90th percentile `e90`. All but the
+        first have a leading resample axis for a block of weights.
     """
     shape = (len(rows.weights), *rows.risk.shape[1:])
     observed, indices = np.full((*shape, points), np.nan), np.full((3, *shape), np.nan)
@@ -88,7 +78,7 @@ def smooth_calibration(rows: ScoredRows, *, points: int = 50) -> SmoothCalibrati
         predicted[e, h] = np.linspace(np.quantile(risk, 0.01), np.quantile(risk, 0.99), points)
         knots = spline_knots(risk)
         design = spline_design(clipped_logit(risk), knots)
-        known = rows.known_weights(h)
+        known = rows.known_weights[h]
         counts = known.any(axis=0)
         outcome = rows.has_event_by(h)[e].astype(np.float64)
         beta = fit_resamples(design[counts], outcome[counts], known[:, counts])
@@ -96,7 +86,14 @@ def smooth_calibration(rows: ScoredRows, *, points: int = 50) -> SmoothCalibrati
         distance = np.abs(expit(beta @ design.T) - risk)
         indices[:, :, e, h] = distance_indices(distance, rows.weights)
     ici, e50, e90 = (rows.finish(rows.where_covered(index)) for index in indices)
-    return SmoothCalibration(predicted, rows.finish(rows.where_covered(observed)), ici, e50, e90)
+    curve = rows.finish(rows.where_covered(observed))
+    return {
+        "predicted": predicted,
+        "observed": curve,
+        "ici": ici,
+        "e50": e50,
+        "e90": e90,
+    }
 
 
 def ks_calibration(rows: ScoredRows) -> Floats:
@@ -112,7 +109,7 @@ def ks_calibration(rows: ScoredRows) -> Floats:
     """
     values = np.empty((len(rows.weights), *rows.risk.shape[1:]))
     for e, h in np.ndindex(*rows.risk.shape[1:]):
-        events = rows.known_weights(h) * rows.has_event_by(h)[e]
+        events = rows.known_weights[h] * rows.has_event_by(h)[e]
         values[:, e, h] = largest_gap(events, rows.weights, rows.risk[:, e, h])
     return rows.finish(rows.where_covered(values))
 
@@ -191,7 +188,7 @@ def quantile_groups(risk: Floats, groups: int) -> Ints:
 
 def _smooth_index(name: str) -> Callable[[ScoredRows], Floats]:
     """ICI, E50 or E90 of the smooth curve, which is fitted once for all three."""
-    return lambda rows: getattr(rows.once(smooth_calibration), name)
+    return lambda rows: rows.once(smooth_calibration)[name]
 
 
 #: Distances are printed in percent. They have no interval: a distance is positive even for right risks, and every

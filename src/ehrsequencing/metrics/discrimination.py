@@ -116,7 +116,7 @@ def _per_cell(rows: ScoredRows, metric: Callable[[ScoredRows, int, int], Floats]
 def _auc(rows: ScoredRows, e: int, h: int) -> Floats:
     case = rows.has_event_by(h)[e]
     control = rows.is_event_free_at(h) | (rows.has_event_by(h).any(axis=0) & ~case)
-    known = rows.known_weights(h)
+    known = rows.known_weights[h]
     together = np.zeros(len(case), dtype=np.int64)
     wins = _wins(known, known, dense_rank(rows.risk[:, e, h]), case, control, together)
     return divide(wins, known[:, case].sum(axis=1) * known[:, control].sum(axis=1))
@@ -134,7 +134,7 @@ def _concordance(rows: ScoredRows, e: int, h: int) -> Floats:
 
     if isinstance(rows.fixed_censoring, SubjectClock):
         # each row has its own G: a pair weighs as much as both of its rows, which must be known at the horizon
-        weighted = doubly = later = rows.known_weights(h)
+        weighted = doubly = later = rows.known_weights[h]
     else:
         # 1 / G(T−) of an event, shared by all its pairs; pairs with a later row have it twice, pairs with an earlier
         # competing event have that row's own factor instead.

@@ -225,7 +225,14 @@ def cohort_hazards(
     """
     weighted = [] if factors is None else [factor for factor in factors if factor is not None]
     exposed = exposure(edges_days, entry_days, duration_days) if weighted else None
-    total = _total_exposure(edges_days, entry_days, duration_days)
+    total: Floats = np.zeros(len(edges_days) + 1)
+    if not len(edges_days):  # one column is added up pairwise
+        total = np.asarray(exposure(edges_days, entry_days, duration_days).sum(axis=0))
+    # some rows at a time, in the order of one sum, to the last bit
+    for start in range(0, len(duration_days) if len(edges_days) else 0, _ROWS_AT_ONCE):
+        some = slice(start, start + _ROWS_AT_ONCE)
+        days_there = exposure(edges_days, entry_days[some], duration_days[some])
+        total = np.concatenate([total[None], days_there]).sum(axis=0)
     bins = event_bin(edges_days, duration_days)
     out = np.empty((n_causes, len(edges_days) + 1))
     for number in range(n_causes):
@@ -237,20 +244,6 @@ def cohort_hazards(
             days + 1e-3 / prior
         )
     return out
-
-
-def _total_exposure(
-    edges_days: Sequence[float], entry_days: NDArray[np.floating], duration_days: Floats
-) -> Floats:
-    """Sum of `exposure` over the rows, (K,); some rows at a time, in the order of one sum, to the last bit."""
-    if not len(edges_days):  # one column is added up pairwise
-        return np.asarray(exposure(edges_days, entry_days, duration_days).sum(axis=0))
-    total: Floats = np.zeros(len(edges_days) + 1)
-    for start in range(0, len(duration_days), _ROWS_AT_ONCE):
-        some = slice(start, start + _ROWS_AT_ONCE)
-        days = exposure(edges_days, entry_days[some], duration_days[some])
-        total = np.concatenate([total[None], days]).sum(axis=0)
-    return total
 
 
 # ---- accuracy, before any outcome is known ---------------------------------------------------------------------

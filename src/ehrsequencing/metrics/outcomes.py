@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, TypeVar
 
@@ -44,6 +44,8 @@ class ScoredRows:
     expected: Floats | None = None
     # (causes, horizons) where too few people had the event: costly metrics are NaN there
     too_few: Bools | None = None
+    # what several metrics share, by the function that gives it
+    shared: dict[Callable[[ScoredRows], Any], Any] = field(default_factory=dict, init=False)
 
     @classmethod
     def of(
@@ -162,19 +164,6 @@ class ScoredRows:
             )
         return divide(1.0, np.atleast_2d(self.censoring.before(self.duration_days)), undefined=0.0)
 
-    @property
-    def is_refused(self) -> Bools:
-        """(horizons,) whether too few people carry the weights by the history."""
-        refused = getattr(self.fixed_censoring, "refused_days", ())
-        return np.isin(self.horizons_days, refused)
-
-    @property
-    def path_weights(self) -> Floats:
-        """(resamples, n) multiplicities; where leaving depends on the history also 1 / G(T−), as `expected` then is."""
-        clock = self.fixed_censoring
-        by_history = isinstance(clock, SubjectClock) and clock.is_by_history
-        return self.weights * self.inverse_at_duration if by_history else self.weights
-
     @cached_property
     def observed_risk(self) -> Floats:
         """(resamples, causes, horizons) observed incidence; NaN where follow-up ends before.
@@ -184,7 +173,7 @@ class ScoredRows:
         """
         if isinstance(self.fixed_censoring, SubjectClock):
             shares = [
-                self.known_weights(h) @ self.has_event_by(h).T
+                self.known_weights[h] @ self.has_event_by(h).T
                 for h in range(len(self.horizons_days))
             ]
             return self.where_covered(
@@ -194,13 +183,9 @@ class ScoredRows:
 
     def once(self, function: Callable[[ScoredRows], T]) -> T:
         """`function` of these rows, computed the first time and kept: several metrics share a fit."""
-        if function not in self._kept:
-            self._kept[function] = function(self)
-        return self._kept[function]
-
-    @cached_property
-    def _kept(self) -> dict[Callable[[ScoredRows], Any], Any]:
-        return {}
+        if function not in self.shared:
+            self.shared[function] = function(self)
+        return self.shared[function]
 
     def has_event_by(self, h: int) -> Bools:
         """(causes, n) whether an event of each cause was seen by horizon number h."""
@@ -214,16 +199,13 @@ class ScoredRows:
             (self.duration_days == horizon) & (self.cause == 0)
         )
 
-    def known_weights(self, h: int) -> Floats:
-        """(resamples, n) multiplicity × inverse probability of being known at horizon number h.
+    @cached_property
+    def known_weights(self) -> list[Floats]:
+        """Of each horizon (resamples, n) multiplicity × inverse probability of being known at it.
 
         1 / G(T−) after an event of any cause by the horizon t, 1 / G(t−) when event-free at t, 0 when censored before.
         They sum to the number of rows when G is fitted on the same rows.
         """
-        return self._known_weights[h]
-
-    @cached_property
-    def _known_weights(self) -> list[Floats]:
         blocks = []
         for h, horizon in enumerate(self.horizons_days):
             if isinstance(self.fixed_censoring, SubjectClock):

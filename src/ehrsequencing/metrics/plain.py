@@ -137,7 +137,7 @@ def ici(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: str | fl
         >>> bool(ici(np.where(event, 100, 400), event, risk, horizon=365.25) < 0.1)
         True
     """
-    return _first(calibration.smooth_calibration(_rows(time, cause, risk, horizon)).ici)
+    return _first(calibration.smooth_calibration(_rows(time, cause, risk, horizon))["ici"])
 
 
 def calibration_intercept(
@@ -178,7 +178,7 @@ def net_benefit(
         0.4375
     """
     curve = accuracy.decision_curve(_rows(time, cause, risk, horizon), [float(threshold)])
-    return float(curve.net_benefit[0, 0, 0])
+    return float(curve["net_benefit"][0, 0, 0])
 
 
 def cumulative_incidence(

@@ -3,8 +3,8 @@
 The plain models on padded tensors are in `ehrsequencing.nn`; `to_packed` and `to_plain` copy weights between the two.
 """
 
+from ehrsequencing.models.attention import TimelineEncoder, TransformerLayer
 from ehrsequencing.models.behrt import BEHRTEmbedding, BEHRTForSurvival
-from ehrsequencing.models.code_vectors import CodeVectors
 from ehrsequencing.models.embeddings import (
     AgeEmbedding,
     CodeEmbedding,
@@ -14,8 +14,7 @@ from ehrsequencing.models.embeddings import (
 from ehrsequencing.models.hazards import SurvivalHead
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from ehrsequencing.models.seeds import to_packed, to_plain
-from ehrsequencing.models.segments import pool
-from ehrsequencing.models.transformer import TimelineEncoder, TransformerLayer
+from ehrsequencing.models.segments import CodeVectors, pool
 from ehrsequencing.models.visit_encoder import (
     AttnPoolingVisitEncoder,
     MeanPoolingVisitEncoder,

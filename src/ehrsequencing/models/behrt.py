@@ -7,12 +7,11 @@ from torch import Tensor, nn
 
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig
-from ehrsequencing.models.attention import time_plan
+from ehrsequencing.models.attention import TransformerLayer, time_plan
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.embeddings import AgeEmbedding, CodeEmbedding
 from ehrsequencing.models.positions import MAX_INDEX_ROWS, PositionalEmbedding, positions
 from ehrsequencing.models.segments import dropout, gather_rows, pool, to_device
-from ehrsequencing.models.transformer import TransformerLayer
 
 
 class VisitEmbedding(PositionalEmbedding):

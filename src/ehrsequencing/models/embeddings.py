@@ -13,9 +13,17 @@ from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.models.code_vectors import MOST_CELLS_A_CODE, CodeVectors, NumberCells, blocks_of
 from ehrsequencing.models.positions import positions
-from ehrsequencing.models.segments import constant, dropout, pool, to_device
+from ehrsequencing.models.segments import (
+    MOST_CELLS_A_CODE,
+    CodeVectors,
+    NumberCells,
+    blocks_of,
+    constant,
+    dropout,
+    pool,
+    to_device,
+)
 
 MAX_AGE_YEARS = 120.0  # the top bin is open
 MAX_CODE_POSITIONS = 128  # later codes of a visit share the last row

@@ -1,14 +1,15 @@
 """The hierarchical model: codes → visits → timeline → hazards. Start reading here."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig
+from ehrsequencing.models.attention import TimelineEncoder
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.embeddings import CodeEmbedding, VisitTimeEmbedding
 from ehrsequencing.models.segments import gather_rows
-from ehrsequencing.models.transformer import TimelineEncoder
 from ehrsequencing.models.visit_encoder import AttnPoolingVisitEncoder, VisitEncoder
 
 
@@ -51,7 +52,7 @@ class HierarchicalBEHRTForSurvival(SurvivalModel):
     def logits_at(self, batch: VisitBatch, rows: Tensor) -> Tensor:
         """Logits of some rows (R,); where few are asked, the timeline's last layer computes no others."""
         x, h = self._inputs(batch)
-        z = self.timeline.at_rows(x, batch, rows)
+        z = self.timeline(x, batch, rows)
         logits = self.hazard_logits(z, wide=self._beside(batch, x, h).index_select(0, rows))
         return self._without_queries(logits, batch.is_query[rows])
 
@@ -68,7 +69,12 @@ class HierarchicalBEHRTForSurvival(SurvivalModel):
         u = self.visit_encoder(e, batch)  # (N, d)  module 2: mean, attention …
         h = self._of_table(batch, u)  # (N, width)  the visit's numbers side by side
         if self.config.query_follows_visit:
-            u = u + gather_rows(F.pad(u, (0, 0, 1, 0)), batch.visit_followed + 1)
+            # (N,) of a query the subject's last visit before it; −1 of visits, and of a query without one
+            last = torch.arange(batch.n_visits, device=u.device)
+            last = last.masked_fill(batch.is_query, -1).cummax(0).values
+            first = batch.subject_offsets[batch.subject_of_visit]
+            last = last.masked_fill(~batch.is_query | (last < first), -1)
+            u = u + gather_rows(F.pad(u, (0, 0, 1, 0)), last + 1)
         static = gather_rows(self.code_embedding.of_static(batch), batch.subject_of_visit)  # (N, d)
         x: Tensor = self.visit_time_embedding(u + static, batch)  # module 3: index + age + time gap
         return self._with_table(x, h), h

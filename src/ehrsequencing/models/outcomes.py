@@ -170,37 +170,27 @@ def outcomes_nll(
         of_cells = factors.to(wide).flatten(0, 1).index_select(0, cells)
         left = torch.cat([of_cells, ones], 1)  # (P, r + K)
         right = torch.cat([vectors.to(wide), bias.to(wide)], 1)  # (C, r + K)
-        cell, code, own, is_event = _listed_cells(labels, days, cells, entry.double(), edges_days)
+        # the bins of listed pairs, sorted by cell (a row and a bin with exposure)
+        pair, k = (days[labels.rows] > 0).nonzero(as_tuple=True)
+        flat = torch.zeros(days.numel(), dtype=torch.int64, device=days.device)
+        flat[cells] = torch.arange(len(cells), device=days.device)
+        cell, order = flat[labels.rows[pair] * bins + k].sort(stable=True)
+        pair, k = pair[order], k[order]
+        # of each pair its days of exposure in this bin, and whether its event is there: τ_{k−1} < t ≤ τ_k
+        stop = labels.days.double()
+        own = exposure(edges_days, entry.double()[labels.rows], stop)[pair, k]
+        at = torch.bucketize(stop, constant(tuple(edges_days), torch.float64, days.device))
+        is_event = (at[pair] == k) & (stop > 0)[pair]
         nll: Tensor = _BlockedNLL.apply(  # type: ignore[no-untyped-call]
             left,
             right,
             days.flatten()[cells].to(wide),
             cell,
-            code,
+            labels.codes[pair],
             own.to(wide),
             is_event.to(wide),
         )
     return nll.new_zeros(n * bins).index_copy(0, cells, nll).view(n, bins).sum(1)
-
-
-def _listed_cells(
-    labels: OutcomeLabels, days: Tensor, cells: Tensor, entry: Tensor, edges_days: Sequence[float]
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The bins of listed pairs, sorted by cell (a row and a bin with exposure), L of them.
-
-    Returns:
-        Cell (L,), code (L,), days of exposure of this pair in this bin (L,), whether its event is there (L,).
-    """
-    pair, k = (days[labels.rows] > 0).nonzero(as_tuple=True)
-    flat = torch.zeros(days.numel(), dtype=torch.int64, device=days.device)
-    flat[cells] = torch.arange(len(cells), device=days.device)
-    cell, order = flat[labels.rows[pair] * days.shape[1] + k].sort(stable=True)
-    pair, k = pair[order], k[order]
-    stop = labels.days.double()
-    own = exposure(edges_days, entry[labels.rows], stop)[pair, k]
-    # the bin k of each event: τ_{k−1} < t ≤ τ_k
-    at = torch.bucketize(stop, constant(tuple(edges_days), torch.float64, days.device))
-    return cell, labels.codes[pair], own, (at[pair] == k) & (stop > 0)[pair]
 
 
 class _BlockedNLL(torch.autograd.Function):
@@ -238,7 +228,7 @@ def _sweep(
     """Terms (P,) of all cells, and the gradients of their weighted sum by `left` and `right`.
 
     Args:
-        given: (P, r + K) left, (C, r + K) right, (P,) days, and of the listed bins what `_listed_cells` gives.
+        given: (P, r + K) left, (C, r + K) right, (P,) days, and of listed pairs cell, code, days and event.
         weight: (P,) of each cell.
         gradients: Whether they are wanted.
     """

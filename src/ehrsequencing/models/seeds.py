@@ -13,12 +13,12 @@ from ehrsequencing import nn
 from ehrsequencing.config import ModelConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models import (
+    attention,
     behrt,
     embeddings,
     hazards,
     hierarchical,
     positions,
-    transformer,
     visit_encoder as encoders,
 )
 
@@ -234,7 +234,7 @@ def _of_timeline(plain: nn.TimelineEncoder) -> dict[str, Any]:
     }
 
 
-def _plain_timeline(packed: transformer.TimelineEncoder) -> nn.TimelineEncoder:
+def _plain_timeline(packed: attention.TimelineEncoder) -> nn.TimelineEncoder:
     first = _layer(packed)
     return nn.TimelineEncoder(
         first.out.in_features,
@@ -345,13 +345,13 @@ _PAIRS = (
     _Pair(nn.VisitTimeEmbedding, embeddings.VisitTimeEmbedding, _of_time, _plain_time),
     _Pair(
         nn.TransformerLayer,
-        transformer.TransformerLayer,
+        attention.TransformerLayer,
         _of_layer,
         lambda packed: nn.TransformerLayer(packed.out.in_features, packed.heads, packed.dropout),
     ),
     _Pair(
         nn.TimelineEncoder,
-        transformer.TimelineEncoder,
+        attention.TimelineEncoder,
         _of_timeline,
         _plain_timeline,
     ),

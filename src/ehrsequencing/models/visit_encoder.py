@@ -13,9 +13,8 @@ from ehrsequencing.config import ModelConfig
 from ehrsequencing.config.base import visit_encoder
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models import attention
-from ehrsequencing.models.code_vectors import CodeVectors
-from ehrsequencing.models.segments import dropout, pool, segment_softmax
-from ehrsequencing.models.transformer import TransformerLayer
+from ehrsequencing.models.attention import TransformerLayer
+from ehrsequencing.models.segments import CodeVectors, dropout, pool, segment_softmax
 
 
 @visit_encoder("attention")

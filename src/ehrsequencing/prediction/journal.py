@@ -166,11 +166,19 @@ class Journal:
             )
             day = str(np.datetime64(end_us, "us").astype("datetime64[D]"))
             path = self.folder / f"{day}-{secrets.token_hex(4)}.parquet"
+            # sorted hashes of the predictions that this version has journalled: 8 bytes each
+            parts = [np.zeros(0, np.uint64)]
+            for night in self.nights:
+                if night.run == run.fingerprint:
+                    kept = pq.read_table(night.path, columns=["person", "prediction_time"])
+                    made_us = kept["prediction_time"].cast(pa.int64()).to_numpy()
+                    parts.append(_hashes(_persons(kept), made_us))
+            known = np.sort(np.concatenate(parts))
             with (
                 atomic_path(path, owner_only=True) as temporary,
                 pq.ParquetWriter(temporary, schema) as file,
             ):
-                yield partial(self._add, file, schema, end_us, self._known(run.fingerprint))
+                yield partial(self._add, file, schema, end_us, known)
 
     def _add(self, file: Any, schema: pa.Schema, end_us: int, known: Hashes, risks: Risks) -> None:
         """Append predictions, which hold hazards and indexes, to a night's file; those that are known are left out."""
@@ -186,16 +194,6 @@ class Journal:
             pa.FixedSizeListArray.from_arrays(hazards, width),
         ]
         file.write_table(pa.Table.from_arrays(columns, schema=schema))
-
-    def _known(self, version: str) -> Hashes:
-        """(n,) sorted hashes of the predictions that this version has journalled: 8 bytes each."""
-        parts = [np.zeros(0, np.uint64)]
-        for night in self.nights:
-            if night.run == version:
-                table = pq.read_table(night.path, columns=["person", "prediction_time"])
-                called = _persons(table)
-                parts.append(_hashes(called, table["prediction_time"].cast(pa.int64()).to_numpy()))
-        return np.sort(np.concatenate(parts))
 
 
 def _persons(table: pa.Table) -> Persons:

@@ -7,6 +7,7 @@ nothing about the end of follow-up is assumed to be known: only where the data e
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -118,17 +119,15 @@ class NewRecords:
         self.encoder = Encoder(self.run, self.parents)
         self.excluded, self.builder = self.encoder.excluded, self.encoder.builder
         self._tick = Steps(self.reader, len(self.reader.shards), self.progress)
-        surveyed = survey(self.reader, self._nobody if self.only is None else Part, self._tick)
-        self.people = surveyed.part if isinstance(surveyed.part, People) else self._nobody()
+        nobody = partial(People, self.run.vocabulary, self.excluded, self.run.study.visits)
+        surveyed = survey(self.reader, nobody if self.only is None else Part, self._tick)
+        self.people = surveyed.part if isinstance(surveyed.part, People) else nobody()
         self.end_us = surveyed.end_us
         self.made_by = {
             "run": self.run.folder.name,
             "fingerprint": self.run.fingerprint,
             "data": digest(surveyed.days.content),
         }
-
-    def _nobody(self) -> People:
-        return People(self.run.vocabulary, self.excluded, self.run.study.visits)
 
     def prediction_times(self, moment: Moment) -> Iterator[tuple[Record, CohortRows]]:
         """Visits and prediction times that have an answer, shard by shard."""
@@ -151,22 +150,6 @@ class NewRecords:
         """Visits and prediction times, shard by shard, encoded the way the run's training data was."""
         for record, rows in self.prediction_times(moment):
             yield self.encoder.encode(record, rows)
-
-    def require_until_end(self, moment: Moment) -> None:
-        """Refuse a day after the data's end: whoever has no row by then may be silent, or not be recorded any more."""
-        declared = self.reader.declared_us is not None
-        if moment.as_of_us is None or moment.as_of_us <= self.end_us + (
-            0 if declared else GRACE_DAYS * DAY_US
-        ):
-            return
-        what, fix = (
-            "lies after data.extracted",
-            "ask for a day until then, or correct data.extracted",
-        )
-        if not declared:
-            what = f"lies more than {GRACE_DAYS} days after the data's last row"
-            fix = "state when the records were extracted, as in data.extracted=2026-03-01, or ask for an earlier day"
-        raise EhrseqError(what, where=f"--at {moment.at}", fix=fix)
 
     def require_known(self, *, force: bool) -> str:
         """Refuse records of which the run knows hardly anything, unless `force`; else say how they differ.
@@ -332,24 +315,21 @@ class RiskPredictor:
         days = [day for day in self.horizons_days if day is not None]
         return self.of_run.risk(records, days, start_days=self.start_days).astype(np.float32)
 
-    def _with_members(self, records: TaskRecords) -> tuple[Floats32, Floats32]:
-        if self.of_run is None or not self.of_run.members:
-            alone = self.risk(records)
-            return alone, alone[None][:0]
-        days = [day for day in self.horizons_days if day is not None]
-        risk, of_members = self.of_run.risk_of_members(records, days, start_days=self.start_days)
-        return risk.astype(np.float32), of_members.astype(np.float32)
-
     def answer(self, records: TaskRecords, moment: Moment | None = None) -> Risks:
         """The risks of the rows that have an answer, and the band of the members."""
         rows, kind = records.rows, (moment or Moment()).kind(records.rows)
-        risk, of_members = self._with_members(records)
+        low = high = hazards = of_members = None
+        if self.of_run is None or not self.of_run.members:
+            risk = self.risk(records)
+        else:
+            days, start = [day for day in self.horizons_days if day is not None], self.start_days
+            whole, of_members = self.of_run.risk_of_members(records, days, start_days=start)
+            risk = whole.astype(np.float32)
         chosen = np.flatnonzero(~np.isnan(risk[:, 0, 0]))
-        low = high = hazards = None
         if self.keeps_hazards and self.of_run is not None:
             hazards = self.of_run.all_hazards(records)[chosen].astype(np.float32)
-        if len(of_members):
-            low, high = (band[chosen] for band in member_band(of_members))
+        if of_members is not None:
+            low, high = (band[chosen] for band in member_band(of_members.astype(np.float32)))
             # Hazards were averaged, not risks.
             low, high = np.minimum(low, risk[chosen]), np.maximum(high, risk[chosen])
         return Risks(
@@ -408,7 +388,16 @@ def answers_of(
     Raises:
         EhrseqError: As of `RiskPredictor.answers`.
     """
-    records.require_until_end(moment)
+    # whoever has no row by a day after the data's end may be silent, or not be recorded any more
+    declared = records.reader.declared_us is not None
+    until_us = records.end_us + (0 if declared else GRACE_DAYS * DAY_US)
+    if moment.as_of_us is not None and moment.as_of_us > until_us:
+        what = "lies after data.extracted"
+        fix = "ask for a day until then, or correct data.extracted"
+        if not declared:
+            what = f"lies more than {GRACE_DAYS} days after the data's last row"
+            fix = "state when the records were extracted, as in data.extracted=2026-03-01, or ask for an earlier day"
+        raise EhrseqError(what, where=f"--at {moment.at}", fix=fix)
     say(records.require_known(force=force))
     count = answered = 0
     for part in records.encoded(moment):

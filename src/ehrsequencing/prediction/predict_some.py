@@ -164,7 +164,23 @@ def predict_outcomes(
     """
     moment = request.refuse_early(out, data)
     run = Run(run_folder)
-    codes = chosen_outcomes(run, data, outcomes)
+    if not run.outcomes:
+        raise EhrseqError(
+            "predicts no outcomes beside its task's causes",
+            where=str(run.folder),
+            fix="train on a task with outcomes: (docs/outcomes.md)",
+        )
+    parents = read_parents(data) if outcomes else {}
+    for pattern in outcomes:
+        one = CodeMatcher([pattern], parents=parents)
+        if not any(one(code) for code in run.outcomes):
+            close = difflib.get_close_matches(pattern, run.outcomes, n=3, cutoff=0.5)
+            fix = f"outcomes that come close: {', '.join(close)}"
+            if not close:
+                fix = "outcomes.json in the run's folder has all"
+            raise EhrseqError("is no outcome of the run", where=f"--outcome {pattern}", fix=fix)
+    matcher = CodeMatcher(outcomes, parents=parents)
+    codes = np.flatnonzero([not outcomes or matcher(code) for code in run.outcomes])
     if top is not None and top < 1:
         raise EhrseqError("leaves no outcome", where=f"--top {top}", fix="use 1 or more")
     horizons = [float(days) for days in horizons_of(run, request.horizons_days) if days is not None]
@@ -179,36 +195,6 @@ def predict_outcomes(
             file.write_rows(*risks)
             count += len(subject_id)
     return count
-
-
-def chosen_outcomes(run: Run, data: Path, patterns: Sequence[str]) -> Ints:
-    """Numbers of a run's outcomes that match any pattern; all of them without a pattern.
-
-    Raises:
-        EhrseqError: The run has no outcomes, or a pattern matches none; codes that come close are named.
-    """
-    if not run.outcomes:
-        raise EhrseqError(
-            "predicts no outcomes beside its task's causes",
-            where=str(run.folder),
-            fix="train on a task with outcomes: (docs/outcomes.md)",
-        )
-    if not patterns:
-        return np.arange(len(run.outcomes))
-    parents = read_parents(data)
-    for pattern in patterns:
-        one = CodeMatcher([pattern], parents=parents)
-        if not any(one(code) for code in run.outcomes):
-            close = difflib.get_close_matches(pattern, run.outcomes, n=3, cutoff=0.5)
-            raise EhrseqError(
-                "is no outcome of the run",
-                where=f"--outcome {pattern}",
-                fix=f"outcomes that come close: {', '.join(close)}"
-                if close
-                else "outcomes.json in the run's folder has all",
-            )
-    matcher = CodeMatcher(patterns, parents=parents)
-    return np.flatnonzero([matcher(code) for code in run.outcomes])
 
 
 def _answers(

@@ -289,8 +289,11 @@ def horizons_of(run: Run, horizons_days: Sequence[float] | None) -> tuple[float 
     where = "--horizons" if horizons_days else f"the horizons of task {run.task.name}"
     if run.is_visit_head:
         if horizons_days is not None:
-            fix = "leave it out: the risk is that before the next visit"
-            raise EhrseqError("the visit head has no horizons in days", where=where, fix=fix)
+            raise EhrseqError(
+                "the visit head has no horizons in days",
+                where=where,
+                fix="leave it out: the risk is that before the next visit",
+            )
         return (None,)
     horizons, start, end = (
         tuple(horizons_days or run.task.horizons),
@@ -300,16 +303,16 @@ def horizons_of(run: Run, horizons_days: Sequence[float] | None) -> tuple[float 
     if min(horizons) <= 0:
         raise EhrseqError("horizons must be positive", where=where, fix="write them as 90d,2y")
     if min(horizons) <= start:
-        what = f"a horizon lies within the task's blanking of {format_days(start)}"
         raise EhrseqError(
-            what, where=where, fix="name later ones: risks are those after the blanking"
+            f"a horizon lies within the task's blanking of {format_days(start)}",
+            where=where,
+            fix="name later ones: risks are those after the blanking",
         )
     if max(horizons) > end:
-        what = (
-            f"a horizon lies beyond {format_days(end)}, the last that the model has learned about"
-        )
         raise EhrseqError(
-            what, where=where, fix="name earlier ones, or train with that horizon in the task"
+            f"a horizon lies beyond {format_days(end)}, the last that the model has learned about",
+            where=where,
+            fix="name earlier ones, or train with that horizon in the task",
         )
     return horizons
 

@@ -1,9 +1,6 @@
 """The baseline "boosted visits": gradient-boosted trees on history features and code pairs, giving hazards per bin."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,8 +9,14 @@ from ehrsequencing.core.arrays import Bools, Bytes, Floats, Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.signals import give_back_freed_memory
 from ehrsequencing.metrics.hazards import event_bin, exposure
-from ehrsequencing.predictors.features import MOST_BINS, UNKNOWN, before_pairs, binned
-from ehrsequencing.predictors.fitting_data import FittingData, kind_of
+from ehrsequencing.predictors.fitting_data import (
+    MOST_BINS,
+    UNKNOWN,
+    FittingData,
+    before_pairs,
+    binned,
+    kind_of,
+)
 from ehrsequencing.predictors.history import FeatureSpec
 from ehrsequencing.predictors.predictor import OfHistory
 from ehrsequencing.predictors.trees import Trees
@@ -115,32 +118,28 @@ class PeriodBins:
             return copy.construct()
 
         most = max(1, MOST_SAMPLED // len(seen))
-        data = self.numbers(slice(None), seen) if len(self) <= most else _streamed()(self, seen)
+
+        class Streamed(_lightgbm().Sequence):  # type: ignore[misc]
+            """Rows that LightGBM reads some at a time."""
+
+            batch_size = 1024
+
+            def __init__(self, design: "PeriodBins") -> None:
+                self.design = design
+
+            def __len__(self) -> int:
+                return len(self.design)
+
+            def __getitem__(self, some: slice) -> Floats32:
+                return self.design.numbers(some, seen)
+
+        data = self.numbers(slice(None), seen) if len(self) <= most else Streamed(self)
         if len(self) > most and reference is None:
             some = np.linspace(0, len(self) - 1, most).astype(np.int64)
             reference = made(self.numbers(some, seen), most, None)
             give_back_freed_memory()  # of the sample, some thousand small blocks
         self._seen, self._dataset = seen, made(data, len(self), reference)
         return self._dataset
-
-
-@cache
-def _streamed() -> Any:
-    """A class of rows that LightGBM reads some at a time."""
-
-    class Streamed(_lightgbm().Sequence):  # type: ignore[misc]
-        batch_size = 1024
-
-        def __init__(self, design: PeriodBins, seen: Ints) -> None:
-            self.design, self.seen = design, seen
-
-        def __len__(self) -> int:
-            return len(self.design)
-
-        def __getitem__(self, some: slice) -> Floats32:
-            return self.design.numbers(some, self.seen)
-
-    return Streamed
 
 
 @dataclass(frozen=True)
@@ -259,7 +258,7 @@ class BoostedVisits(OfHistory):
         self.used: Ints = np.flatnonzero([len(cuts) > 0 for cuts in self.cuts])
 
     @classmethod
-    def fit(cls, data: FittingData) -> BoostedVisits:
+    def fit(cls, data: FittingData) -> "BoostedVisits":
         """Fit to every training prediction time, or to a draw where there are many.
 
         A trial is one of `TRIALS`, as many as `data.trials` where `EVENTS_TO_TRY` tuning subjects look at them.

@@ -9,8 +9,6 @@
 All sums over risk sets are differences of cumulative sums over rows sorted in time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -21,8 +19,7 @@ from numpy.typing import ArrayLike
 from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.metrics.hazards import cohort_hazards, horizon_nll
-from ehrsequencing.predictors.features import LinearDesign, feature_range
-from ehrsequencing.predictors.fitting_data import FittingData
+from ehrsequencing.predictors.fitting_data import FittingData, LinearDesign, feature_range
 from ehrsequencing.predictors.predictor import OfHistory
 from ehrsequencing.records.timelines import TaskRows
 from ehrsequencing.records.vocabulary import Vocabulary

@@ -15,7 +15,15 @@ from ehrsequencing.config import TaskConfig
 from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.metrics.censoring import StepFunction, aalen_johansen, conditional_risk
 from ehrsequencing.metrics.hazards import cohort_hazards, exposure
-from ehrsequencing.predictors.blend import FOLDS, STACKED, Blend, fit_stack, folds_of, sampled
+from ehrsequencing.predictors.blend import (
+    FOLDS,
+    STACKED,
+    Blend,
+    fit_stack,
+    fit_weights,
+    folds_of,
+    sampled,
+)
 from ehrsequencing.predictors.boosted import BoostedVisits
 from ehrsequencing.predictors.cox import LandmarkCox
 from ehrsequencing.predictors.fitting_data import FittingData, kind_of
@@ -28,7 +36,6 @@ from ehrsequencing.predictors.recalibration import (
     fit_hazards,
     fit_recalibration,
 )
-from ehrsequencing.predictors.weights import fit_weights
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
 

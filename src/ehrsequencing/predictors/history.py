@@ -100,7 +100,12 @@ def fit_feature_spec(
             every, subject, visits = _records_until(records, chosen)
             part = every.take(subject)
             subjects += shared_visits(part, _before(part, visits), codes)
-        pairs = most_shared(subjects, codes, max_pairs, enough=enough)
+        # those that most subjects have in a visit; ties go to the smaller ids
+        one, other = np.triu_indices(len(codes), 1)
+        count = subjects[one, other]
+        most = np.argsort(-count, kind="stable")[:max_pairs]
+        most = most[count[most] >= enough]
+        pairs = tuple((codes[one[k]], codes[other[k]]) for k in most)
     for first, second in pairs:
         pair = f"{vocabulary.tokens[first]} + {vocabulary.tokens[second]}"
         names += [f"{summary} {pair}" for summary in OF_CODE]
@@ -180,10 +185,14 @@ def _features(
             out[:, column + 2 : column + 6] = _running(
                 number, np.cumsum(new_subject) - 1, begin, end
             )
-    first_pair = len(columns) - len(OF_CODE) * len(columns.pairs)  # they come last
-    for place, shared in enumerate(visits_of_pairs(part, columns.pairs)):
-        column = first_pair + len(OF_CODE) * place
+    # pairs come last; the visits that hold both codes, each once
+    column = len(columns) - len(OF_CODE) * len(columns.pairs)
+    paired = sorted({code for pair in columns.pairs for code in pair})
+    holding = {code: np.unique(visit) for code, visit, _ in _occurrences(part, tuple(paired))}
+    for one, other in columns.pairs:
+        shared = np.intersect1d(holding[one], holding[other], assume_unique=True)
         out[:, column : column + 2] = count_and_since(shared)
+        column += len(OF_CODE)
     return out
 
 
@@ -324,36 +333,6 @@ def shared_visits(part: Timelines, known: Ints, codes: Sequence[int]) -> Ints:
         out[own[:, None], own] += held.T @ held > 0
     np.fill_diagonal(out, 0)
     return out
-
-
-def most_shared(
-    subjects: Ints, codes: Sequence[int], limit: int, *, enough: int = 1
-) -> tuple[Pair, ...]:
-    """The pairs that most subjects have in a visit, by falling number; ties go to the smaller ids.
-
-    Args:
-        subjects: (C, C) of `shared_visits`.
-        codes: (C,) their token ids, rising.
-        limit: Pairs at most.
-        enough: Subjects that a pair needs.
-    """
-    first, second = np.triu_indices(len(codes), 1)
-    count = subjects[first, second]
-    order = np.argsort(-count, kind="stable")[:limit]
-    return tuple(
-        (int(codes[first[k]]), int(codes[second[k]])) for k in order[count[order] >= enough]
-    )
-
-
-def visits_of_pairs(part: Timelines, pairs: Sequence[Pair]) -> Iterator[Ints]:
-    """For each pair the visits that hold both codes, rising, each visit once."""
-    codes = sorted({code for pair in pairs for code in pair})
-    column = column_of(part, codes)[part.codes]
-    token = np.flatnonzero(column >= 0)
-    visit = np.searchsorted(part.visit_offsets, token, side="right") - 1
-    holding = {code: np.unique(visit[column[token] == k]) for k, code in enumerate(codes)}
-    for first, second in pairs:
-        yield np.intersect1d(holding[first], holding[second], assume_unique=True)
 
 
 def column_of(part: Timelines, codes: Sequence[int]) -> Ints32:

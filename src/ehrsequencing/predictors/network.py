@@ -6,7 +6,7 @@ from typing import cast
 import numpy as np
 import torch
 
-from ehrsequencing.batches.loader import Step, SubjectLoader, on_device
+from ehrsequencing.batches.loader import SubjectLoader, on_device
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.core.arrays import Floats, Floats32, Ints
 from ehrsequencing.models.base import SurvivalModel
@@ -70,14 +70,6 @@ def log_hazards(
     return np.concatenate(row), np.concatenate(eta)
 
 
-def steps(
-    model: SurvivalModel, records: TaskRecords, *, code_types: Ints | None = None
-) -> Iterator[Step]:
-    """The batches in which the functions below answer."""
-    loader = SubjectLoader.of_model(model.config, records, code_types=code_types)
-    return loader.in_order(visit_budget=VISIT_BUDGET)
-
-
 @torch.no_grad()
 def all_logits(
     model: SurvivalModel, records: TaskRecords, *, code_types: Ints | None = None
@@ -129,7 +121,8 @@ def outcome_risks(
     assert model.outcomes is not None
     chosen, edges = torch.from_numpy(codes), model.config.edges_days
     step_rows = max(1, OUTCOME_HAZARDS // max(len(codes) * model.config.bins, 1))
-    for step in steps(model, records, code_types=code_types):
+    loader = SubjectLoader.of_model(model.config, records, code_types=code_types)
+    for step in loader.in_order(visit_budget=VISIT_BUDGET):
         positions = torch.from_numpy(step.positions)
         x, z = (state.index_select(0, positions) for state in model.states(step.batch))
         for low in range(0, len(positions), step_rows):
@@ -152,7 +145,8 @@ def states_of_rows(
     """
     states = torch.zeros(len(records), model.config.dim * model.config.members)
     logits = torch.zeros(len(records), model.config.causes, model.config.bins)
-    for step in steps(model, records, code_types=code_types):
+    loader = SubjectLoader.of_model(model.config, records, code_types=code_types)
+    for step in loader.in_order(visit_budget=VISIT_BUDGET):
         positions, rows = torch.from_numpy(step.positions), torch.from_numpy(step.rows)
         x, z = (state.index_select(0, positions) for state in model.states(step.batch))
         states[rows], logits[rows] = z, model.hazard_logits(z, wide=x)

@@ -3,8 +3,6 @@
 A subclass says hazards; risks, likelihoods and recalibrated answers follow from them, and are defined here only.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -52,7 +50,7 @@ class Predictor(ABC):
     n_causes: int
     has_hazards: bool = True
     by_hazards: bool = True
-    members: Sequence[Predictor] = ()
+    members: "Sequence[Predictor]" = ()
 
     def hazards(self, records: TaskRecords) -> Iterator[tuple[slice, Floats]]:
         """Some rows at a time, those of `in_parts`, and their hazards (r, E, K) per day, above 0.
@@ -117,7 +115,7 @@ class Predictor(ABC):
             entry_days=labels.entry_days[rows],
         )
 
-    def recalibrated(self, intercept: Floats, slope: Floats) -> Predictor:
+    def recalibrated(self, intercept: Floats, slope: Floats) -> "Predictor":
         """The same with shifted and stretched log-hazards, see `Recalibrated`."""
         return Recalibrated(self, intercept, slope)
 

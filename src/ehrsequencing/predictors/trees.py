@@ -1,14 +1,12 @@
 """Gradient-boosted trees as plain arrays: read from LightGBM, answered by NumPy, kept without a pickle."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ehrsequencing.core.arrays import Bools, Bytes, Floats, Ints
-from ehrsequencing.predictors.features import UNKNOWN
+from ehrsequencing.predictors.fitting_data import UNKNOWN
 
 if TYPE_CHECKING:
     import lightgbm
@@ -45,8 +43,8 @@ class Trees:
 
     @classmethod
     def from_lightgbm(
-        cls, booster: lightgbm.Booster, columns: Ints, *, start: float, trees: int
-    ) -> Trees:
+        cls, booster: "lightgbm.Booster", columns: Ints, *, start: float, trees: int
+    ) -> "Trees":
         """The first trees of a fitted boosting with a logarithmic link (Poisson loss).
 
         A node whose feature was known in every training row sends a row without it where more of them went.
@@ -83,7 +81,7 @@ class Trees:
         return made
 
     @classmethod
-    def empty(cls, start: float, trees: int, nodes: int) -> Trees:
+    def empty(cls, start: float, trees: int, nodes: int) -> "Trees":
         """So many trees of so many leaves that add nothing."""
         shape = (trees, nodes)
         own = np.broadcast_to(np.arange(nodes), shape)

@@ -133,10 +133,6 @@ class Chart:
         for x in at:
             self.line(x, self.y.low, x, self.y.high, style)
 
-    def rule(self, y: float) -> None:
-        """A grid line over the full width, margins included."""
-        self.drawn.append(_line(0, self.y(y), self.width, self.y(y), "grid"))
-
     # ------------------------------------------------------------------------------------------------------- marks
 
     def text(
@@ -194,18 +190,19 @@ class Chart:
         more = ' fill-opacity="0"' if hollow else ""
         self.drawn.append(_shape(kind, self.x(x), self.y(y), size, style, more, hover))
 
-    def mark_at(self, x: float, y: float, hover: str, *, style: str) -> None:
-        """A tick of a lane, at pixels."""
-        size = 'width="3" height="10" rx="1"'
-        self.drawn.append(
-            f'<rect x="{x - 1.5:.1f}" y="{y - 5:.1f}" {size} class="{style}">{_hover(hover)}</rect>'
-        )
-
     def end_labels(self, ends: Sequence[tuple[float, str]]) -> None:
         """Names beside the right ends of lines, given as (y, name), moved apart so that they do not overlap."""
-        heights = _spread([self.y(y) for y, _ in ends], 15.0, self.y.stop + 4, self.y.start)
-        for height, (y, words) in zip(heights, ends, strict=True):
-            self.text(self.x.high, y, words, dx=6, dy=height - self.y(y) + 4)
+        step, low, high = 15.0, self.y.stop + 4, self.y.start
+        order = sorted(ends, key=lambda end: self.y(end[0]))
+        placed, last = list[float](), low - step
+        for y, _ in order:
+            last = max(self.y(y), last + step)
+            placed.append(last)
+        heights, ceiling = dict[tuple[float, str], float](), high + step
+        for height, end in zip(reversed(placed), reversed(order), strict=True):
+            heights[end] = ceiling = min(height, ceiling - step)
+        for y, words in ends:
+            self.text(self.x.high, y, words, dx=6, dy=heights[y, words] - self.y(y) + 4)
 
 
 def swatch(kind: int) -> str:
@@ -260,15 +257,3 @@ def _hover(words: str) -> str:
 
 def _line(x1: float, y1: float, x2: float, y2: float, style: str) -> str:
     return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="{style}"/>'
-
-
-def _spread(wanted: Sequence[float], step: float, low: float, high: float) -> list[float]:
-    """Move positions apart by at least `step`, keeping their order and staying inside where there is room."""
-    order = sorted(range(len(wanted)), key=lambda k: wanted[k])
-    placed = [0.0] * len(wanted)
-    last, ceiling = low - step, high + step
-    for k in order:
-        placed[k] = last = max(wanted[k], last + step)
-    for k in reversed(order):
-        placed[k] = ceiling = min(placed[k], ceiling - step)
-    return placed

@@ -13,7 +13,7 @@ from typing import Any
 from ehrsequencing.config import DAYS_PER_YEAR
 from ehrsequencing.reporting.chart import Chart, Curve, Estimate, Figure, ticks
 from ehrsequencing.reporting.wording import duration, percent, percent_mark, plain, with_interval
-from ehrsequencing.results.result_types import IncidenceRow
+from ehrsequencing.results.result_types import PlaceRow
 
 _MOST_LETTERS = 40  # of a name beside its row
 
@@ -69,7 +69,10 @@ def forest(
             chart.rows.append((name.replace("\n", ", "), estimate.name, numbers))
             y += row
         top += block + gap
-        chart.rule(top - gap / 2)
+        between = top - gap / 2
+        chart.drawn.append(
+            f'<line x1="0.0" y1="{between:.1f}" x2="{chart.width:.1f}" y2="{between:.1f}" class="grid"/>'
+        )
         values = (f"{e.name} {with_interval(e.value, e.low, e.high, form)}" for e in rows)
         chart.told.append(f"{name}: " + "; ".join(values))
     chart.columns = ("where", "model", label)
@@ -147,10 +150,10 @@ def decision(curves: Sequence[Curve], *, title: str) -> Figure:
         curves: Ours first, then others, then acting on everyone (styled grey); y is the net benefit per subject.
         title: Name of the figure.
     """
-    scaled = [
-        replace(c, y=_times_100(c.y), low=_times_100(c.low), high=_times_100(c.high))
-        for c in curves
-    ]
+    scaled = []
+    for c in curves:
+        benefit, least, most = ([100 * v for v in side] for side in (c.y, c.low, c.high))
+        scaled.append(replace(c, y=benefit, low=least, high=most))
     # the top is 1, an empty frame, where no decision has a benefit
     top = max((v for c in scaled for v in c.y if v > 1e-9), default=0.0) * 1.12 or 1.0
     end = max((x for c in scaled for x in c.x), default=1.0)
@@ -170,10 +173,6 @@ def decision(curves: Sequence[Curve], *, title: str) -> Figure:
             chart.rows.append((c.name, percent(c.x[k]), with_interval(c.y[k], low, high, ".3g")))
     chart.columns = ("who is acted on", "from a risk of", "net benefit per 100 (95% band)")
     return chart.svg(title)
-
-
-def _times_100(values: Sequence[float]) -> list[float]:
-    return [100 * v for v in values]
 
 
 # --------------------------------------------------------------------------------------------------------- incidence
@@ -199,7 +198,7 @@ def group_names(groups: Sequence[Mapping[str, Any]]) -> Sequence[str]:
     return [f"{word} {size / sum(sizes):.0%}" for word, size in zip(words, sizes, strict=True)]
 
 
-def incidence(row: IncidenceRow[int | str]) -> Figure | None:
+def incidence(row: PlaceRow) -> Figure | None:
     """Cumulative incidence by risk group: observed (solid, with its 95 % band) and predicted (dashed).
 
     The numbers at risk are below, at the days of `tick_days`, the last of which is the horizon.

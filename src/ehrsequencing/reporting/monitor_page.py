@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.files import Shareable
 from ehrsequencing.evaluation.monitor import Watch, day_text
 from ehrsequencing.metrics.sequential import BAND, START_EVERY
@@ -25,45 +24,31 @@ DO = {
 
 def render_monitor(watch: Watch) -> str:
     """The page as a string of HTML, for its owner only."""
-    periods = _periods(watch)
-    lines = [watch.verdict, DO[watch.action], watch.drifts[0].verdict, watch.since_last_quarter]
-    figures = {"Events by four weeks": _events(periods, watch)} if periods else {}
-    if watch.months:
-        figures["C of each four weeks' predictions"] = _accuracy(watch)
-    if len(watch.history) > 1:
-        nights = [night[0] for night in watch.history]
-        curves = [
-            Curve(k, name, nights, [night[k + 1] for night in watch.history])
-            for k, name in enumerate(("training", "a quarter ago"))
-        ]
-        figures["Drift by night"] = _over_time(
-            curves,
-            [],
-            title="The largest difference",
-            top=1.0,
-        )
-    rows: list[tuple[str, ...]] = [
-        (name, *_counts(watch.observed[:, k], watch.expected[:, k]))
-        for k, name in enumerate(watch.streams)
-    ]
-    tables: list[Table] = [
-        ("Observed so far", ("Of whom", "Observed", "Expected", "O/E (95%)"), rows)
-    ]
-    if watch.months:
-        tables.append(_accuracy_table(watch))
+    gap = "There are no held-out people any more to compare with."
+    if watch.gap is not None:
+        c, brier, ipa = (number(one, "+.3f") for one in watch.gap)
+        gap = f"For the held-out people, expected less realised: C {c}, Brier score {brier}, IPA {ipa}."
     return rendered_page(
         title=f"Watch of {watch.run}",
         kicker=f"{watch.question} · run {watch.run}",
-        lines=lines,
-        forests=figures,
-        tables=tables,
-        notes=_notes(watch),
+        lines=[watch.verdict, DO[watch.action], watch.drifts[0].verdict, watch.since_last_quarter],
+        forests=_figures(watch),
+        tables=_tables(watch),
+        notes=[
+            "This page is of few people and of single days: keep it where the journal is kept.",
+            f"Days are counted once they are {watch.lag_days:g} days old, and then stay as they are. Reported later,"
+            f" and not counted: {watch.later} events.",
+            f"The evidence must reach {watch.threshold:g} for an alarm. A run whose O/E lies between {BAND[0]} and"
+            f" {BAND[1]} raises one with a probability of at most {1 / watch.threshold:.3g}, however often one looks.",
+            f"“Expected” holds if the hazards are right. {gap}",
+        ],
     )
 
 
 def night_line(watch: Watch) -> Shareable[dict[str, Any]]:
     """What may leave the host every night: for `--json` and Prometheus."""
-    last = watch.months[-1].expected[:, 0] if watch.months else [None] * 3
+    last = watch.months[-1]["expected"][:, 0].tolist() if watch.months else [np.nan] * 3
+    last = [None if np.isnan(one) else one for one in last]
     facts = {
         "run": watch.run,
         "verdict": watch.verdict,
@@ -71,9 +56,7 @@ def night_line(watch: Watch) -> Shareable[dict[str, Any]]:
         "since": None if watch.alarm_day is None else day_text(watch.alarm_day),
         "action": watch.action,
         "threshold": watch.threshold,
-        **dict(
-            zip(("expected_c", "expected_brier", "expected_ipa"), map(_known, last), strict=True)
-        ),
+        **dict(zip(("expected_c", "expected_brier", "expected_ipa"), last, strict=True)),
         "drift": watch.history[-1][1],
         "drift_since_last_quarter": watch.history[-1][2],
     }
@@ -81,41 +64,11 @@ def night_line(watch: Watch) -> Shareable[dict[str, Any]]:
     return redact_night(facts, watch.days, *counts, watch.evidence.total)
 
 
-def _known(value: float | None) -> float | None:
-    return None if value is None or np.isnan(value) else float(value)
-
-
 def prometheus(watch: Watch) -> str:
     """The numbers of `night_line` in Prometheus' text format."""
     numbers = {n: v for n, v in night_line(watch).items() if isinstance(v, int | float)}
     lines = [f"ehrseq_monitor_{name} {float(value):g}" for name, value in numbers.items()]
     return "\n".join(["# ehrseq monitor", *lines, ""])
-
-
-def _notes(watch: Watch) -> list[str]:
-    gap = "There are no held-out people any more to compare with."
-    if watch.gap is not None:
-        c, brier, ipa = (number(one, "+.3f") for one in watch.gap)
-        gap = f"For the held-out people, expected less realised: C {c}, Brier score {brier}, IPA {ipa}."
-    return [
-        "This page is of few people and of single days: keep it where the journal is kept.",
-        f"Days are counted once they are {watch.lag_days:g} days old, and then stay as they are. Reported later, and"
-        f" not counted: {watch.later} events.",
-        f"The evidence must reach {watch.threshold:g} for an alarm. A run whose O/E lies between {BAND[0]} and"
-        f" {BAND[1]} raises one with a probability of at most {1 / watch.threshold:.3g}, however often one looks.",
-        f"“Expected” holds if the hazards are right. {gap}",
-    ]
-
-
-def _periods(watch: Watch) -> list[tuple[float, float, float]]:
-    """Middle day, observed and expected events of the first cause, by four weeks."""
-    starts = range(0, len(watch.days), START_EVERY)
-    sums = [
-        [counts[start : start + START_EVERY, 0].sum() for start in starts]
-        for counts in (watch.observed, watch.expected)
-    ]
-    middle = [float(watch.days[min(start + 14, len(watch.days) - 1)]) for start in starts]
-    return list(zip(middle, *sums, strict=True))
 
 
 def poisson_interval(count: float) -> tuple[float, float]:
@@ -131,55 +84,76 @@ def poisson_interval(count: float) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _counts(observed: Floats, expected: Floats) -> tuple[str, str, str]:
-    o, e = float(observed.sum()), float(expected.sum())
-    low, high = poisson_interval(o)
-    ratio = with_interval(o / e, low / e, high / e, ".2f") if e else "–"
-    return f"{o:,.0f}", f"{e:,.1f}", ratio
+def _figures(watch: Watch) -> dict[str, Figure]:
+    """Events of the first cause by four weeks, C of their predictions, and drift by night."""
+    drawn = dict[str, Figure]()
+    starts = np.arange(0, len(watch.days), START_EVERY)
+    if len(starts):
+        days = watch.days[np.minimum(starts + 14, len(watch.days) - 1)].astype(np.float64).tolist()
+        observed, expected = (
+            np.add.reduceat(counts[:, 0], starts).tolist()
+            for counts in (watch.observed, watch.expected)
+        )
+        low, high = ([edge * one for one in expected] for edge in BAND)
+        seen = [Estimate(1, "observed", count, *poisson_interval(count)) for count in observed]
+        drawn["Events by four weeks"] = _over_time(
+            [Curve(0, "expected", days, expected, low, high)],
+            [*zip(days, seen, strict=True)],
+            title="Observed events (marks), expected (line) and the band of 10 %",
+            alarm=[] if watch.alarm_day is None else [float(watch.alarm_day)],
+        )
+    if watch.months:
+        days = [float(month["start_day"] + START_EVERY / 2) for month in watch.months]
+        value, low, high = np.array([month["expected"][0] for month in watch.months]).T.tolist()
+        realised = [
+            (day, Estimate(1, "realised", *month["realised"][0].tolist()))
+            for day, month in zip(days, watch.months, strict=True)
+            if month["realised"] is not None
+        ]
+        curve, title = (
+            Curve(0, "expected", days, value, low, high),
+            "Realised C (marks) and expected (line)",
+        )
+        drawn["C of each four weeks' predictions"] = _over_time(
+            [curve], realised, title=title, low=0.4, top=1.0
+        )
+    if len(watch.history) > 1:
+        nights = [night[0] for night in watch.history]
+        curves = [
+            Curve(k, name, nights, [night[k + 1] for night in watch.history])
+            for k, name in enumerate(("training", "a quarter ago"))
+        ]
+        drawn["Drift by night"] = _over_time(curves, [], title="The largest difference", top=1.0)
+    return drawn
 
 
-def _events(periods: list[tuple[float, float, float]], watch: Watch) -> Figure:
-    x, observed, expected = (list(one) for one in zip(*periods, strict=True))
-    low, high = ([edge * one for one in expected] for edge in BAND)
-    curve = Curve(0, "expected", x, expected, low, high)
-    marks = [
-        (day, Estimate(1, "observed", count, *poisson_interval(count)))
-        for day, count in zip(x, observed, strict=True)
-    ]
-    alarm = [] if watch.alarm_day is None else [float(watch.alarm_day)]
-    title = "Observed events (marks), expected (line) and the band of 10 %"
-    return _over_time([curve], marks, title=title, alarm=alarm)
-
-
-def _accuracy(watch: Watch) -> Figure:
-    x = [float(month.start_day + START_EVERY / 2) for month in watch.months]
-    value, low, high = np.array([month.expected[0] for month in watch.months]).T.tolist()
-    curve = Curve(0, "expected", x, value, low, high)
-    marks = [
-        (day, Estimate(1, "realised", *month.realised[0].tolist()))
-        for day, month in zip(x, watch.months, strict=True)
-        if month.realised is not None
-    ]
-    return _over_time(
-        [curve], marks, title="Realised C (marks) and expected (line)", low=0.4, top=1.0
-    )
-
-
-def _accuracy_table(watch: Watch) -> Table:
+def _tables(watch: Watch) -> list[Table]:
+    """Observed and expected events of each stream, and the accuracy of each four weeks."""
     rows: list[tuple[str, ...]] = []
-    for month in reversed(watch.months[-MOST_MONTHS:]):
-        for k, name in enumerate(("C", "Brier score", "IPA")):
-            cells = [
-                "not yet" if found is None else _estimate(*found[k].tolist())
-                for found in (month.expected, month.realised)
-            ]
-            rows.append((day_text(month.start_day), f"{month.people}", name, *cells))
-    heads = ("Four weeks from", "People", "", "Expected", "Realised")
-    return "Accuracy by the main horizon", heads, rows
-
-
-def _estimate(value: float, low: float, high: float) -> str:
-    return with_interval(value, low, high, ".3f")
+    sums = watch.observed.sum(axis=0).tolist(), watch.expected.sum(axis=0).tolist()
+    for name, seen, expected in zip(watch.streams, *sums, strict=True):
+        low, high = poisson_interval(seen)
+        ratio = "–"
+        if expected:
+            ratio = with_interval(seen / expected, low / expected, high / expected, ".2f")
+        rows.append((name, f"{seen:,.0f}", f"{expected:,.1f}", ratio))
+    tables: list[Table] = [
+        ("Observed so far", ("Of whom", "Observed", "Expected", "O/E (95%)"), rows)
+    ]
+    if watch.months:
+        rows = []
+        for month in reversed(watch.months[-MOST_MONTHS:]):
+            for k, name in enumerate(("C", "Brier score", "IPA")):
+                cells = [
+                    "not yet"
+                    if found is None
+                    else with_interval(found[k, 0], found[k, 1], found[k, 2], ".3f")
+                    for found in (month["expected"], month["realised"])
+                ]
+                rows.append((day_text(month["start_day"]), str(month["people"]), name, *cells))
+        heads = ("Four weeks from", "People", "", "Expected", "Realised")
+        tables.append(("Accuracy by the main horizon", heads, rows))
+    return tables
 
 
 def _over_time(

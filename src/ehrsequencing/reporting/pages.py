@@ -23,8 +23,13 @@ Table = tuple[str, tuple[str, ...], list[tuple[str, ...]]]  # heading, columns, 
 
 def rendered_page(*, searchable: bool = False, **content: Any) -> str:
     """A page of `page.html.jinja`."""
-    page: dict[str, Any] = {"lines": (), "forests": {}, "panels": (), "version": __version__}
-    page["search"] = ""
+    page: dict[str, Any] = {
+        "lines": (),
+        "forests": {},
+        "panels": (),
+        "version": __version__,
+        "search": "",
+    }
     if searchable:
         script = (Path(__file__).parent / "templates" / "search.js").read_text(encoding="utf-8")
         page |= {"search": Markup(script), "policy": f"script-src {hashed(script)}; "}
@@ -36,47 +41,34 @@ def rendered_page(*, searchable: bool = False, **content: Any) -> str:
 LEARNED = "The pretrained model foresees codes better than a list of the most frequent ones"
 
 
-def pretraining_answer(results: dict[str, Any]) -> list[str]:
-    """Whether anything was learned, a sentence, and then one sentence an objective.
-
-    It was where the interval of one objective's gain over frequencies lies above zero.
-
-    Args:
-        results: The content of `pretraining.json`; without a gain nothing is concluded.
-    """
-    measured = {
-        name: one for name, one in results["objectives"].items() if one["gain"]["value"] is not None
-    }
-    if not measured:
-        return ["Too few tuning subjects to say whether pretraining learned anything."]
-    learned = [name for name, one in measured.items() if (one["gain"]["low"] or 0) > 0]
-    headline = "Pretraining learned nothing beyond how frequent each code is."
-    if learned:
-        where = f" in one of two exercises, {' and '.join(learned)}"
-        headline = LEARNED + ("" if len(learned) == len(measured) else where) + "."
-    parts = []
-    for name, one in measured.items():
-        value, low, high = (one["gain"][end] for end in ("value", "low", "high"))
-        gain = with_interval(value, low, high, "+.3f")
-        parts.append(
-            f"{name}: a loss of {one['loss']:.3f} nats, and {one['frequency_loss']:.3f} by the codes' frequencies"
-            f" alone: a gain of {gain}."
-        )
-    return [headline, *parts]
-
-
 OPTIMISTIC = "tuning subjects also chose the epoch, so that the numbers are slightly optimistic"
 
 
 def pretraining_lines(results: dict[str, Any]) -> tuple[str, ...]:
-    """Lines of a terminal: what was learned; `pretraining.json` has the numbers."""
-    measured = (
-        f"tuning split, {results['targets']} target codes, best epoch {results['best_epoch']}"
-    )
-    headline, *parts = pretraining_answer(results)
-    indented = TextWrapper(100, initial_indent="  ", subsequent_indent="    ")
-    lines = [line for part in parts for line in indented.wrap(part)]
-    return (headline, *lines, measured, OPTIMISTIC)
+    """Lines of a terminal: what was learned; `pretraining.json`, which is given, has the numbers.
+
+    Something was where the interval of one objective's gain over frequencies lies above zero.
+    """
+    measured = {
+        name: one for name, one in results["objectives"].items() if one["gain"]["value"] is not None
+    }
+    learned = [name for name, one in measured.items() if (one["gain"]["low"] or 0) > 0]
+    headline = "Pretraining learned nothing beyond how frequent each code is."
+    if not measured:
+        headline = "Too few tuning subjects to say whether pretraining learned anything."
+    elif learned:
+        where = f" in one of two exercises, {' and '.join(learned)}"
+        headline = LEARNED + ("" if len(learned) == len(measured) else where) + "."
+    indented, lines = TextWrapper(100, initial_indent="  ", subsequent_indent="    "), list[str]()
+    for name, one in measured.items():
+        value, low, high = (one["gain"][end] for end in ("value", "low", "high"))
+        gain = with_interval(value, low, high, "+.3f")
+        lines += indented.wrap(
+            f"{name}: a loss of {one['loss']:.3f} nats, and {one['frequency_loss']:.3f} by the codes' frequencies"
+            f" alone: a gain of {gain}."
+        )
+    of = f"tuning split, {results['targets']} target codes, best epoch {results['best_epoch']}"
+    return (headline, *lines, of, OPTIMISTIC)
 
 
 def transfer_lines(started_from: Origin | None) -> Iterator[str]:

@@ -1,7 +1,6 @@
 """The page's figures from metrics and published counts: no count is drawn that may not be printed."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -11,33 +10,18 @@ from ehrsequencing.reporting.chart import Curve, Estimate, Figure
 from ehrsequencing.reporting.patient import moved, patient_figure, patient_of
 from ehrsequencing.reporting.scores import Scores, Shown
 from ehrsequencing.reporting.wording import duration, from_landmark, size
-from ehrsequencing.results.result_types import (
-    DecisionRow,
-    EpochRow,
-    Shared,
-    SmoothRow,
-    Trajectory,
-    place_of,
-)
+from ehrsequencing.results.result_types import EpochRow, PlaceRow, Shared, Trajectory, place_of
 
-
-@dataclass(frozen=True)
-class Panel:
-    """One figure of a landmark, cause and horizon; None where it would show a small count.
-
-    Attributes:
-        note: Values of the sentence under the figure; its `kind` names the macro of `sentences.html.jinja`.
-    """
-
-    cause: str
-    caption: str
-    figure: Figure | None
-    note: Mapping[str, Any] | None = None
+#: One figure of a landmark, cause and horizon: `cause`, `caption`, `figure` (None where it would show a small count),
+#: and in some a `note`, the values of the sentence under it; its `kind` names the macro of `sentences.html.jinja`.
+Panel = dict[str, Any]
 
 
 def by_cause(m: Shared, drawn: Sequence[Panel]) -> list[tuple[str, list[Panel]]]:
     """Figures under their causes, the cause of interest first."""
-    grouped = [(cause, [panel for panel in drawn if panel.cause == cause]) for cause in m["causes"]]
+    grouped = [
+        (cause, [panel for panel in drawn if panel["cause"] == cause]) for cause in m["causes"]
+    ]
     return [(cause, some) for cause, some in grouped if some]
 
 
@@ -56,30 +40,6 @@ def caption(row: Mapping[str, Any], shown: Shown) -> str:
 # ----------------------------------------------------------------------------------------------------- forest plots
 
 
-def forest_of(
-    table: Scores,
-    shown: Shown,
-    places: Sequence[tuple[float | None, float | None]],
-    models: Sequence[str],
-) -> list[Figure]:
-    """C and IPA of some models for the cause of interest, a row for each place."""
-    plots, cause = [], table.m["causes"][0]
-    for metric, reference, floor in (("c", 0.5, 0.0), ("ipa", 0.0, -0.25)):
-        values = {
-            (name, *place): table.values.get((name, place[0], cause, place[1], metric))
-            for name in models
-            for place in places
-        }
-        groups = _groups(table, shown, places, values)
-        name = METRICS[metric].name
-        title = f"{name} by horizon and landmark for {cause}"
-        if any(estimate.value is not None for _, some in groups for estimate in some):
-            plots.append(
-                figures.forest(groups, title=title, label=name, reference=reference, floor=floor)
-            )
-    return plots
-
-
 def gap_forests(table: Scores, shown: Shown) -> list[Figure]:
     """Our model less each baseline in C and IPA for the cause of interest, and in NLL."""
     plots = []
@@ -92,7 +52,7 @@ def gap_forests(table: Scores, shown: Shown) -> list[Figure]:
             for name in table.rivals
             for place in places
         }
-        groups = _groups(table, shown, places, gaps)
+        groups = groups_of(table, shown, places, gaps)
         name, side = METRICS[metric].name, "right" if METRICS[metric].better > 0 else "left"
         title = f"Difference in {name} to each baseline"
         label = f"difference in {name} ({side}: ours is better)"
@@ -103,7 +63,7 @@ def gap_forests(table: Scores, shown: Shown) -> list[Figure]:
     return plots
 
 
-def _groups(
+def groups_of(
     table: Scores,
     shown: Shown,
     places: Sequence[tuple[float | None, float | None]],
@@ -121,19 +81,15 @@ def _groups(
             if row is not None and not row.get("hidden")
         ]
         if some:
-            groups.append((_group_name(*place, shown), some))
+            landmark, horizon = place
+            where = "all times"
+            if landmark is not None:
+                where = from_landmark(landmark).replace("after the index", "after index")
+            people = shown.get(("evaluated", landmark, horizon), shown.get(("at_risk", landmark)))
+            by = "over all horizons" if horizon is None else f"by {duration(horizon)}"
+            counted = "" if people is None else f", {size(people)}"
+            groups.append((f"{where}\n{by}{counted}", some))
     return groups
-
-
-def _group_name(landmark: float | None, horizon: float | None, shown: Shown) -> str:
-    where = (
-        "all times"
-        if landmark is None
-        else from_landmark(landmark).replace("after the index", "after index")
-    )
-    people = shown.get(("evaluated", landmark, horizon), shown.get(("at_risk", landmark)))
-    by = "over all horizons" if horizon is None else f"by {duration(horizon)}"
-    return f"{where}\n{by}" + ("" if people is None else f", {size(people)}")
 
 
 # ------------------------------------------------------------------------------------- calibration, risks, decisions
@@ -143,42 +99,31 @@ def calibrations(m: Shared, table: Scores, shown: Shown) -> list[Panel]:
     """Calibration of our model; no figure where too few people had the event."""
     drawn, ours = [], table.models[0]
     for row in (row for row in m["smooth_calibration"] if row["model"] == ours):
-        where, curve = caption(row, shown), _smooth(row)
+        where = caption(row, shown)
+        points = zip(row["predicted"], row["observed"], row["low"], row["high"], strict=True)
+        x, y, low, high = _columns(
+            [(x, y, a, b) for x, y, a, b in points if a is not None and b is not None], 4
+        )
+        curve = Curve(0, ours, x, y, low, high)
         title = f"Calibration for {row['cause']}: {where}"
         figure = (
             figures.calibration(curve, title=title, histogram=row["histogram"])
             if len(curve.x) > 1
             else None
         )
-        drawn.append(Panel(row["cause"], where, figure, _distance(table, place_of(row))))
+        # and what a perfectly calibrated model would show by chance
+        ici, chance = (
+            table.values.get((ours, *place_of(row), name)) for name in ("ici", "ici_null")
+        )
+        note: dict[str, Any] | None = None
+        if ici is not None and ici["value"] is not None:
+            note = {"kind": "calibration", "ici": ici, "chance": chance and chance["value"]}
+        drawn.append({"cause": row["cause"], "caption": where, "figure": figure, "note": note})
     return drawn
-
-
-def _smooth(row: SmoothRow[int | str]) -> Curve:
-    """The curve where its band is defined."""
-    points = zip(row["predicted"], row["observed"], row["low"], row["high"], strict=True)
-    x, y, low, high = _columns(
-        [(x, y, low, high) for x, y, low, high in points if low is not None and high is not None], 4
-    )
-    return Curve(0, row["model"], x, y, low, high)
 
 
 def _columns(points: Sequence[Sequence[float]], count: int) -> list[list[float]]:
     return [[point[k] for point in points] for k in range(count)]
-
-
-def _distance(table: Scores, place: tuple[Any, Any, Any]) -> dict[str, object] | None:
-    """The ICI of our model, and what a perfectly calibrated model would show by chance."""
-    ici, chance = (
-        table.values.get((table.models[0], *place, name)) for name in ("ici", "ici_null")
-    )
-    if ici is None or ici["value"] is None:
-        return None
-    return {
-        "kind": "calibration",
-        "ici": ici,
-        "chance": None if chance is None else chance["value"],
-    }
 
 
 def decisions(m: Shared, models: Sequence[str], shown: Shown) -> list[Panel]:
@@ -197,19 +142,30 @@ def decisions(m: Shared, models: Sequence[str], shown: Shown) -> list[Panel]:
             figure = figures.decision(
                 [*lines, everyone], title=f"Decision curve for {row['cause']}: {where}"
             )
+            # the longest range of thresholds where the lower limit of our band is above all other curves
+            wins = []
+            for k, limit in enumerate(row["low"] or []):
+                curves = [r["net_benefit"][k] for r in here if r["model"] != row["model"]]
+                rivals = [0.0, row["treat_all"][k], *curves]
+                wins.append(limit is not None and all(v is None or limit > v for v in rivals))
+            runs = [(won, [*run]) for won, run in groupby(range(len(wins)), wins.__getitem__)]
+            longest = max((run for won, run in runs if won), key=len, default=[])
+            best = None
+            if len(longest) > 1:
+                best = row["thresholds"][longest[0]], row["thresholds"][longest[-1]]
             note = {
                 "kind": "decision",
                 "events": row["events"],
                 "landmark": row["landmark_days"],
-                "best": _best_range(row, here),
+                "best": best,
                 "row": row,
                 "shown": figures.spread_over(row["thresholds"]),
             }
-        drawn.append(Panel(row["cause"], where, figure, note))
+        drawn.append({"cause": row["cause"], "caption": where, "figure": figure, "note": note})
     return drawn
 
 
-def _net_benefit(row: DecisionRow[int | str], kind: int) -> Curve:
+def _net_benefit(row: PlaceRow, kind: int) -> Curve:
     """A decision curve where it is defined, with its band where it has one."""
     points = zip(row["thresholds"], row["net_benefit"], strict=True)
     x, y = _columns([(x, y) for x, y in points if y is not None], 2)
@@ -218,27 +174,6 @@ def _net_benefit(row: DecisionRow[int | str], kind: int) -> Curve:
     ends = zip(row["low"], row["high"], strict=True)
     low, high = _columns([(a, b) for a, b in ends if a is not None and b is not None], 2)
     return Curve(kind, row["model"], x, y, low, high)
-
-
-def _best_range(
-    row: DecisionRow[int | str], others: Sequence[DecisionRow[int | str]]
-) -> tuple[float, float] | None:
-    """The longest range of thresholds where the lower limit of our band is above all other curves; None without one."""
-    best = []
-    for k, limit in enumerate(row["low"] or []):
-        curves = [r["net_benefit"][k] for r in others if r["model"] != row["model"]]
-        rivals = [0.0, row["treat_all"][k], *curves]
-        best.append(limit is not None and all(v is None or limit > v for v in rivals))
-    runs = [
-        (won, [k for k, _ in run])
-        for won, run in groupby(enumerate(best), key=lambda item: item[1])
-    ]
-    longest = max((run for won, run in runs if won), key=len, default=[])
-    return (
-        None
-        if len(longest) < 2
-        else (row["thresholds"][longest[0]], row["thresholds"][longest[-1]])
-    )
 
 
 # --------------------------------------------------------------------------------- single subjects, training, truth

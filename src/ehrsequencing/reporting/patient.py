@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from markupsafe import escape
+
 from ehrsequencing.config import DAYS_PER_YEAR
 from ehrsequencing.reporting.chart import Chart, Figure, ticks
 from ehrsequencing.reporting.wording import duration, number, percent, percent_mark, plain
@@ -291,36 +293,15 @@ def _marks(
         )
         for day, words, is_new in marks:
             if day >= start:
-                chart.mark_at(
-                    chart.x(day / per),
-                    y,
-                    f"{day / per:.3g}: {words}",
-                    style="seen" if is_new else "again",
-                )
+                place = f'x="{chart.x(day / per) - 1.5:.1f}" y="{y - 5:.1f}"'
+                look = f'width="3" height="10" rx="1" class="{"seen" if is_new else "again"}"'
+                hover = f"<title>{escape(f'{day / per:.3g}: {words}')}</title>"
+                chart.drawn.append(f"<rect {place} {look}>{hover}</rect>")
                 chart.rows.append((f"{day / per:.3g}", kind, words))
 
 
-@dataclass(frozen=True)
-class Moved:
-    """Where the risk moved from one prediction time to the next, and which codes moved it.
-
-    Attributes:
-        day: Of the later one, since the index.
-        before: The risk at the earlier one.
-        after: The risk at the later one.
-        codes: At most three in words, with their parts of the change in percentage points.
-        more: How many others.
-    """
-
-    day: float
-    before: float
-    after: float
-    codes: list[tuple[str, str]]
-    more: int
-
-
-def moved(row: dict[str, Any], descriptions: Mapping[str, str]) -> Moved:
-    """A change of the risk in words."""
+def moved(row: dict[str, Any], descriptions: Mapping[str, str]) -> dict[str, Any]:
+    """A change of the risk in words: `day`, `before`, `after`; `codes`, at most three with their points; `more`."""
     parts = sorted(row["parts"], key=lambda part: -abs(part["change"]))
     codes = []
     for part in parts[:3]:
@@ -329,4 +310,4 @@ def moved(row: dict[str, Any], descriptions: Mapping[str, str]) -> Moved:
             name = f"{part['codes']} other codes together"
         points = 100 * part["change"]
         codes.append((name, number(points, "+.1f")))
-    return Moved(row["day"], row["before"], row["after"], codes, max(len(parts) - 3, 0))
+    return {**row, "codes": codes, "more": max(len(parts) - 3, 0)}

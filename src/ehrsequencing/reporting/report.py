@@ -19,6 +19,7 @@ from markupsafe import Markup
 from ehrsequencing.core.files import Page, Shareable, write_bytes
 from ehrsequencing.evaluation.context import QUESTIONS
 from ehrsequencing.metrics.registry import METRICS, in_columns
+from ehrsequencing.predictors.blend import STACKED
 from ehrsequencing.reporting import figures, panels, tables
 from ehrsequencing.reporting.chart import Figure, swatch
 from ehrsequencing.reporting.scores import (
@@ -34,7 +35,7 @@ from ehrsequencing.reporting.wording import (
     environment,
 )
 from ehrsequencing.results.redaction import owners_part, redact
-from ehrsequencing.results.result_types import DecisionRow, Exact, Shared, SmoothRow, place_of
+from ehrsequencing.results.result_types import Exact, Shared, place_of
 
 MOST_PLACES = 8  # landmarks and horizons in the forest plot of the short page
 MOST_LEVELS = 14  # rows of its subgroup figure
@@ -50,6 +51,15 @@ def answer(m: Shared, scores: Scores, shown: Shown) -> dict[str, object]:
     patients = [panels.trajectory(row) for row in m["trajectories"] if row["times_days"]]
     had = [row for row in patients if row["has_event"]]
     free = [row for row in patients if not row["has_event"]]
+    # calibration of each cause, and the decision curve of the cause of interest, at the main place
+    only: Shared = {
+        **m,
+        "smooth_calibration": [
+            row for row in m["smooth_calibration"] if place_of(row)[::2] == scores.main()
+        ],
+        "decision": [row for row in m["decision"] if place_of(row)[::2] == scores.main()],
+    }
+    decisions = panels.decisions(only, scores.models, shown)
     return {
         "verdicts": verdicts,
         "reached": scores.reached(),
@@ -61,32 +71,15 @@ def answer(m: Shared, scores: Scores, shown: Shown) -> dict[str, object]:
         "audited": audit_case(m),
         "incidence": figures.incidence(incidence[0]) if incidence else None,
         "patients": [*had[-1:], *free[:1]] if had and free else patients[:2],
-        "main": main_figures(m, scores, shown),
+        "main": {
+            "calibration": panels.calibrations(only, scores, shown)[:2],
+            "decision": [panel for panel in decisions if panel["cause"] == m["causes"][0]],
+        },
         "forest": forest(scores, shown),
         "groups": subgroup_figures(m, scores, shown),
         "c": scores.number(scores.models[0], *scores.main(), "c").value,
         "tripod": tripod(m),
     }
-
-
-def main_figures(m: Shared, scores: Scores, shown: Shown) -> dict[str, list[panels.Panel]]:
-    """Calibration of each cause, and the decision curve of the cause of interest, at the main place."""
-    landmark, horizon = scores.main()
-
-    def here(row: SmoothRow[int | str] | DecisionRow[int | str]) -> bool:
-        return place_of(row)[::2] == (landmark, horizon)
-
-    only: Shared = {
-        **m,
-        "smooth_calibration": [row for row in m["smooth_calibration"] if here(row)],
-        "decision": [row for row in m["decision"] if here(row)],
-    }
-    first = [
-        panel
-        for panel in panels.decisions(only, scores.models, shown)
-        if panel.cause == m["causes"][0]
-    ]
-    return {"calibration": panels.calibrations(only, scores, shown)[:2], "decision": first}
 
 
 def forest(scores: Scores, shown: Shown) -> list[Figure]:
@@ -99,9 +92,22 @@ def forest(scores: Scores, shown: Shown) -> list[Figure]:
         places = [place for place in places if place[0] == landmark or place[1] == horizon][
             :MOST_PLACES
         ]
-    return panels.forest_of(
-        scores, shown, places, [name for name in (scores.models[0], scores.strongest()) if name]
-    )
+    models = [name for name in (scores.models[0], scores.strongest()) if name]
+    plots, cause = list[Figure](), scores.m["causes"][0]
+    for metric, reference, floor in (("c", 0.5, 0.0), ("ipa", 0.0, -0.25)):
+        values = {
+            (name, *place): scores.values.get((name, place[0], cause, place[1], metric))
+            for name in models
+            for place in places
+        }
+        groups = panels.groups_of(scores, shown, places, values)
+        name = METRICS[metric].name
+        title = f"{name} by horizon and landmark for {cause}"
+        if any(estimate.value is not None for _, some in groups for estimate in some):
+            plots.append(
+                figures.forest(groups, title=title, label=name, reference=reference, floor=floor)
+            )
+    return plots
 
 
 def subgroup_figures(m: Shared, scores: Scores, shown: Shown) -> dict[str, object] | None:
@@ -201,7 +207,25 @@ def _page(m: Shareable[Shared], metrics: Exact | Shared, page: str) -> str:
 
 
 def _drawn(m: Mapping[str, Any], page: str) -> str:
-    return environment().get_template(_TEMPLATES[page]).render(_context(_clean(m), page))
+    """Everything that the templates of a page print, by name, in them."""
+    clean = _clean(m)
+    shown, scores = count_texts(clean), Scores(clean)
+    content = answer(clean, scores, shown) if page == ANSWER else _details(clean, scores, shown)
+    content |= {
+        "m": clean,
+        "shown": shown,
+        "oracle": clean["oracle"],
+        "models": scores.models,
+        "strongest": scores.strongest(),
+        "undefined": scores.undefined,
+        "swatches": [Markup(swatch(k)) for k in range(len(scores.models))],
+        "metrics": {metric.key: metric for metric in in_columns(METRICS.values())},
+        "training": panels.training(clean["history"]),
+        "ANSWER": ANSWER,
+        "DETAILS": DETAILS,
+        "OTHER": DETAILS if page == ANSWER else ANSWER,
+    }
+    return environment().get_template(_TEMPLATES[page]).render(content)
 
 
 def count_texts(m: Shared) -> dict[tuple[Any, ...], str]:
@@ -212,24 +236,30 @@ def count_texts(m: Shared) -> dict[tuple[Any, ...], str]:
         `("at_risk", landmark)`, `("evaluated", landmark, horizon)`, `("by", landmark, cause, horizon)`,
         `("curve", landmark, cause, horizon)` and `("external",)`.
     """
-    counts: dict[tuple[Any, ...], Any] = {}
-    for i, step in enumerate(m["attrition"]):
-        counts["flow", i] = step["subjects"]
-        counts["out", i] = step["excluded"]
-    counts |= {("subjects", split): count for split, count in m["data"]["subjects"].items()}
-    for split, events in m["events"].items():
-        counts |= {("events", split, name): count for name, count in events.items()}
-    for row in m["at_risk"]:
-        counts["at_risk", row["landmark_days"]] = row["subjects"]
-        for horizon, count in zip(m["horizons_days"], row["evaluated"], strict=True):
-            counts["evaluated", row["landmark_days"], horizon] = count
-        for cause, had in row["events"].items():
-            for horizon, count in zip(m["horizons_days"], had, strict=True):
-                counts["by", row["landmark_days"], cause, horizon] = count
-    for curve in m["smooth_calibration"]:
-        counts["curve", *place_of(curve)] = curve["n"]
-    if m["external"]:
-        counts["external",] = m["external"].get("subjects")
+    counts: dict[tuple[Any, ...], Any] = {
+        **{("flow", i): step["subjects"] for i, step in enumerate(m["attrition"])},
+        **{("out", i): step["excluded"] for i, step in enumerate(m["attrition"])},
+        **{("subjects", split): count for split, count in m["data"]["subjects"].items()},
+        **{
+            ("events", split, name): count
+            for split, events in m["events"].items()
+            for name, count in events.items()
+        },
+        **{("at_risk", row["landmark_days"]): row["subjects"] for row in m["at_risk"]},
+        **{
+            ("evaluated", row["landmark_days"], horizon): count
+            for row in m["at_risk"]
+            for horizon, count in zip(m["horizons_days"], row["evaluated"], strict=True)
+        },
+        **{
+            ("by", row["landmark_days"], cause, horizon): count
+            for row in m["at_risk"]
+            for cause, had in row["events"].items()
+            for horizon, count in zip(m["horizons_days"], had, strict=True)
+        },
+        **{("curve", *place_of(curve)): curve["n"] for curve in m["smooth_calibration"]},
+        ("external",): (m["external"] or {}).get("subjects"),
+    }
     return {
         key: f"{count:,}" if isinstance(count, int) else count
         for key, count in counts.items()
@@ -248,34 +278,20 @@ def _clean(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _context(m: Shared, page: str) -> dict[str, object]:
-    """Everything that the templates of a page print, by name."""
-    shown, scores = count_texts(m), Scores(m)
-    own = answer(m, scores, shown) if page == ANSWER else _details(m, scores, shown)
-    swatches = [Markup(swatch(k)) for k in range(len(scores.models))]
-    names = {
-        "models": scores.models,
-        "strongest": scores.strongest(),
-        "undefined": scores.undefined,
-    }
-    common: dict[str, Any] = {"m": m, "shown": shown, "swatches": swatches, "oracle": m["oracle"]}
-    common |= {"metrics": {metric.key: metric for metric in in_columns(METRICS.values())}}
-    common |= {"training": panels.training(m["history"]), "ANSWER": ANSWER, "DETAILS": DETAILS}
-    common["OTHER"] = DETAILS if page == ANSWER else ANSWER
-    return common | names | own
-
-
 def _details(m: Shared, scores: Scores, shown: Mapping[Any, str]) -> dict[str, object]:
     """What only the page with the details prints."""
     by_cause = partial(panels.by_cause, m)
     return {
-        "inputs": tables.inputs(m, shown),
-        "immortal": tables.immortal_time(m),
         "follow_up": tables.follow_up(m, shown),
         "weightings": tables.weightings(scores),
         "incidences": by_cause(
             [
-                panels.Panel(row["cause"], panels.caption(row, shown), figures.incidence(row))
+                {
+                    "cause": row["cause"],
+                    "caption": panels.caption(row, shown),
+                    "figure": figures.incidence(row),
+                    "note": None,
+                }
                 for row in m["incidence"]
             ]
         ),
@@ -287,8 +303,7 @@ def _details(m: Shared, scores: Scores, shown: Mapping[Any, str]) -> dict[str, o
         "decisions": by_cause(panels.decisions(m, scores.models, shown)),
         "subgroups": tables.subgroups(m, shown),
         "repeated": tables.repeated(m),
-        "weights": tables.blend_weights(m),
-        "without_network": tables.without_network(scores),
+        "without_network": scores.gap(STACKED, scores.main()[0], None, "nll"),
         "trajectories": [panels.trajectory(t) for t in m["trajectories"] if t["times_days"]],
         "audit": m["audit"],
         "settings": _flat(m["config"]),

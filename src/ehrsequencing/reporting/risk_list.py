@@ -17,7 +17,6 @@ from ehrsequencing.core.files import mode_for, remembered, sha256, write_bytes, 
 from ehrsequencing.core.outputs import LIST, PREDICTIONS
 from ehrsequencing.core.version import __version__
 from ehrsequencing.explain import Question, deletion, subject_records
-from ehrsequencing.explain.record import SubjectRecord
 from ehrsequencing.metrics.plain import cumulative_incidence
 from ehrsequencing.prediction.drift import Drift, Sampled
 from ehrsequencing.prediction.predict import NewRecords, Request, predict
@@ -142,6 +141,8 @@ def write_list(
         (records, drift), is_there = found[0], files[0].exists()
         if is_there:
             files[0].chmod(mode_for(out, 0o666))
+        days_ago, owner = seen.sample.by_key().of(1)
+        ago = quantiles(days_ago, owner.astype(np.int64))
         kinds = {kind: n for kind, n in zip(KINDS, seen.kinds.tolist(), strict=True) if n}
         summary: dict[str, Any] = {
             **LIST.facts,
@@ -156,7 +157,8 @@ def write_list(
             "had_the_event": _had_the_event(run, threshold, days[main]),
             "window": format_days(window) if np.isfinite(window) else "",
             "over": seen.over,
-            "median_days_ago": _median(seen.sample),
+            # of 11 people or more
+            "median_days_ago": None if ago is None else float(ago[len(ago) // 2]),
             "drift": drift.as_json(),
         }
         for name, highest in zip(("highest", "highest_over"), seen.highest, strict=True):
@@ -166,13 +168,6 @@ def write_list(
         write_json(files[2], summary, owner_only=True)
     wrote = {"predictions": out} if is_there else {}
     return summary, drift, wrote | {"page": page, "summary": content}
-
-
-def _median(sample: Sample) -> float | None:
-    """How many days ago half of the moments were, of 11 people or more."""
-    values, owner = sample.by_key().of(1)
-    knots = quantiles(values, owner.astype(np.int64))
-    return None if knots is None else float(knots[len(knots) // 2])
 
 
 def _had_the_event(run: Run, threshold: float | None, days: float | None) -> float | None:
@@ -214,7 +209,12 @@ def _highest(
         effects = deletion(question, record, row=row, kinds=["code"]).effects
         adding = [(one.code or "", one.effect) for one in effects if one.effect >= SMALLEST]
         when = str(np.datetime64(us, "us").astype("datetime64[s]"))
-        code = _code_at_index(records, record, row)
+        # the code that made a moment an index; empty where it is none, or where no code does
+        code, codes, events = "", records.builder.index_codes, record.record.events
+        if codes is not None and us == record.moments.index_us[row]:
+            index_us = us - round(records.run.task.index.after * DAY_US)
+            at = np.flatnonzero(codes.events(events) & (events.time_us == index_us))
+            code = events.codes[events.code[at[0]]] if len(at) else ""
         found[place] = {
             "subject_id": record.subject_id,
             "prediction_time": when,
@@ -226,13 +226,3 @@ def _highest(
             ],
         }
     return found
-
-
-def _code_at_index(records: NewRecords, record: SubjectRecord, row: int) -> str:
-    """The code that made a moment an index; empty where it is none, or where no code does."""
-    codes, after = records.builder.index_codes, round(records.run.task.index.after * DAY_US)
-    events, index_us = record.record.events, record.moments.index_us[row]
-    if codes is None or record.prediction_us[row] != index_us:
-        return ""
-    at = np.flatnonzero(codes.events(events) & (events.time_us == index_us - after))
-    return events.codes[events.code[at[0]]] if len(at) else ""

@@ -5,7 +5,6 @@ In: the content of `metrics.json`. Out: cells and cases; the sentences are in `a
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ehrsequencing.core.disclosure import TOO_FEW
@@ -34,16 +33,6 @@ _ABSENT: Row = {
     "subjects": 0,
     "events": 0,
 }
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One value of the metric table."""
-
-    state: str  # value | undefined | absent | hidden
-    text: str = ""
-    interval: str = ""
-    off: bool = False
 
 
 class Scores:
@@ -114,17 +103,6 @@ class Scores:
         )
         return row["reason"] == TOO_FEW
 
-    def weightings_disagree(self, *place: Any) -> bool:
-        """Whether our O/E or slope without the history lies outside of its interval with it."""
-        for metric in ("oe", "slope"):
-            ours = self.values.get((self.models[0], *place, metric), _ABSENT)
-            other = self.marginal.get((self.models[0], *place, metric), _ABSENT)["value"]
-            if None not in (other, ours["low"], ours["high"]) and not (
-                ours["low"] <= other <= ours["high"]  # type: ignore[operator]
-            ):
-                return True
-        return False
-
     def strongest(self) -> str | None:
         """The baseline with the best likelihood on the tuning subjects; the first one where a run chose none."""
         named = self.m["strongest"]
@@ -173,7 +151,9 @@ class Scores:
                     out.setdefault(cause, []).append(block)
         return list(out.items())
 
-    def _rows(self, place: Place, columns: Sequence[str]) -> list[tuple[int, str, list[Cell]]]:
+    def _rows(
+        self, place: Place, columns: Sequence[str]
+    ) -> list[tuple[int, str, list[dict[str, Any]]]]:
         """(mark, model, cells) of each model that has any of the metrics there."""
         rows = []
         for kind, name in enumerate(self.models):
@@ -189,12 +169,15 @@ class Scores:
         return self.values.get((model, *place, name), _ABSENT)["value"]
 
 
-def _metric_cell(row: Row | None, chance: float | None) -> Cell:
-    """One value of the metric table; `off` where it is not what a calibrated model shows."""
+def _metric_cell(row: Row | None, chance: float | None) -> dict[str, Any]:
+    """One value of the metric table: `state` (value, undefined, absent, hidden), and `text`.
+
+    A value has its `interval`, and is `off` where it is not what a calibrated model shows.
+    """
     if row is None or row["value"] is None:
         hidden = row is not None and row.get("hidden")
         state = "absent" if row is None else "hidden" if hidden else "undefined"
-        return Cell(state, str(row["reason"]) if row is not None and hidden else "")
+        return {"state": state, "text": str(row["reason"]) if row is not None and hidden else ""}
     metric, value, low, high = row["metric"], row["value"], row["low"], row["high"]
     known = METRICS.get(metric)
     digits, scale = (4, 1.0) if known is None else (known.digits, known.scale)
@@ -203,7 +186,12 @@ def _metric_cell(row: Row | None, chance: float | None) -> Cell:
     off = target is not None and low is not None and high is not None and not low <= target <= high
     off |= metric == "ks_p" and value < 0.05
     off |= chance is not None and value > chance
-    return Cell("value", number(scale * value, f"z.{digits}f"), around or row["reason"] or "", off)
+    return {
+        "state": "value",
+        "text": number(scale * value, f"z.{digits}f"),
+        "interval": around or row["reason"] or "",
+        "off": off,
+    }
 
 
 # ------------------------------------------------------------------------------------------------- the answer in words
@@ -229,25 +217,51 @@ def cause_verdict(table: Scores, cause: str, shown: Shown) -> Case:
         name: table.values.get((table.models[0], landmark, cause, horizon, name), _ABSENT)
         for name in ("c", "ipa", "oe", "slope", "ici", "ici_null", "ks_p", "aj", "aj_null")
     }
-    case: Case = {"cause": cause, "landmark": landmark, "horizon": horizon}
-    case |= {name: rows[name] for name in ("c", "ipa", "oe")}
-    case["events"] = shown.get(("by", landmark, cause, horizon))
-    case["subjects"] = shown.get(("evaluated", landmark, horizon))
-    case["misfits"] = _misfits(rows)
-    if case["misfits"] and table.weightings_disagree(landmark, cause, horizon):
-        case["misfits"] = []  # what they would say depends on how drop-out is weighted
+    # which measures of calibration exceed chance
+    value = {name: row["value"] for name, row in rows.items()}
+    limits = [(name, value[name], value[f"{name}_null"]) for name in ("aj", "ici")]
+    misfits = [name for name, own, most in limits if own and most is not None and own > most]
+    low, high = rows["slope"]["low"], rows["slope"]["high"]
+    if value["ks_p"] is not None and value["ks_p"] < 0.05:
+        misfits.append("ks")
+    if low is not None and high is not None and not low <= 1 <= high:
+        misfits.append("slope")
+    # what they would say must not depend on how drop-out is weighted
+    for name in ("oe", "slope"):
+        low, high = rows[name]["low"], rows[name]["high"]
+        place = (table.models[0], landmark, cause, horizon, name)
+        other = table.marginal.get(place, _ABSENT)["value"]
+        if other is None or low is None or high is None:
+            continue
+        if not low <= other <= high:
+            misfits = []
     rival = table.strongest()
     theirs = table.values.get((rival, landmark, cause, horizon, "oe"), _ABSENT)["value"]
     rank, risks, error = _rank(rows["c"]), _risks(rows["oe"]), _error(rows["ipa"])
-    if risks == "agree" and case["misfits"]:
+    if risks == "agree" and misfits:
         risks = "off"
-    case["rival_oe"] = theirs if risks.startswith("too") and _as_far(rows["oe"], theirs) else None
+    own = rows["oe"]["value"]
+    # a rival that is at least half as far off, on the same side of 1
+    if not (risks.startswith("too") and own and theirs and math.log(theirs) / math.log(own) >= 0.5):
+        theirs = None
     poor = rank in ("too few", "undefined", "worse than chance", "chance", "poor")
     fails = poor or risks.startswith("too") or error == "larger"
-    mixed = error == "same" or rank == "unclear" or bool(case["misfits"])
-    state = "fails" if fails else "mixed" if mixed else "holds"
-    words = {"rank": rank, "risks": risks, "error": error, "rival": rival, "state": state}
-    return case | words
+    mixed = error == "same" or rank == "unclear" or bool(misfits)
+    return {
+        "cause": cause,
+        "landmark": landmark,
+        "horizon": horizon,
+        **{name: rows[name] for name in ("c", "ipa", "oe")},
+        "events": shown.get(("by", landmark, cause, horizon)),
+        "subjects": shown.get(("evaluated", landmark, horizon)),
+        "misfits": misfits,
+        "rival_oe": theirs,
+        "rank": rank,
+        "risks": risks,
+        "error": error,
+        "rival": rival,
+        "state": "fails" if fails else "mixed" if mixed else "holds",
+    }
 
 
 def declared(table: Scores) -> Case | None:
@@ -259,22 +273,6 @@ def declared(table: Scores) -> Case | None:
     gap = table.gap(named["rival"], landmark, None, named["metric"]) or _ABSENT
     beside = table.gaps.get((named["rival"], landmark, cause, horizon, "c"), _ABSENT)
     return {**named, "gap": gap, "word": verdict(gap, named["metric"]), "c": beside}
-
-
-def _misfits(rows: Mapping[str, Row]) -> list[str]:
-    """Which measures of calibration exceed chance: `aj`, `ici`, `ks`, `slope`."""
-
-    def beyond(name: str, chance: str) -> bool:
-        value, limit = rows[name]["value"], rows[chance]["value"]
-        return value is not None and limit is not None and value > limit
-
-    misfits = [name for name in ("aj", "ici") if beyond(name, f"{name}_null")]
-    p, low, high = rows["ks_p"]["value"], rows["slope"]["low"], rows["slope"]["high"]
-    if p is not None and p < 0.05:
-        misfits.append("ks")
-    if low is not None and high is not None and not low <= 1 <= high:
-        misfits.append("slope")
-    return misfits
 
 
 def _rank(row: Row) -> str:
@@ -297,12 +295,6 @@ def _risks(row: Row) -> str:
     if low <= 1 <= high:
         return "agree"
     return "near" if 0.9 <= (row["value"] or 0.0) <= 1.1 else "too low" if low > 1 else "too high"
-
-
-def _as_far(row: Row, theirs: float | None) -> bool:
-    """Whether a rival's O/E is at least half as far off, on the same side of 1."""
-    ours = row["value"]
-    return bool(ours and theirs and math.log(theirs) / math.log(ours) >= 0.5)
 
 
 def _error(row: Row) -> str:
@@ -330,14 +322,8 @@ def card(table: Scores) -> Case:
         gap = None if rival is None else table.gap(rival, landmark, horizon, metric)
         has_interval = gap is not None and gap["value"] is not None and gap["low"] is not None
         difference = ("", "") if gap is None or not has_interval else _cell(gap, scale, "+")
-        rows.append(
-            {
-                "metric": metric,
-                "name": name,
-                "cells": cells,
-                "difference": difference,
-            }
-        )
+        row = {"metric": metric, "name": name, "cells": cells, "difference": difference}
+        rows.append(row)
     return {"landmark": landmark, "horizon": horizon, "cause": cause, "rival": rival, "rows": rows}
 
 

@@ -14,7 +14,6 @@ from ehrsequencing.config import (
     EvaluationConfig,
     PretrainingConfig,
     SplitsConfig,
-    StudyConfig,
     TransferConfig,
     format_days,
 )
@@ -76,7 +75,16 @@ def share_run(
     """
     run = Run(run_folder)
     refuse_overlap(out, run_folder)
-    _require_enough_people(run)
+    fewest = {"vocabulary.min_subjects": run.study.vocabulary.min_subjects}
+    if run.task.outcomes is not None:
+        fewest["outcomes.min_subjects"] = run.task.outcomes.min_subjects
+    for name, people in fewest.items():
+        if people < SMALLEST_COUNT and not run.manifest.get("simulated"):
+            raise EhrseqError(
+                f"was prepared with {name}={people}, so it holds codes and numbers of so few people",
+                where=str(run.folder),
+                fix=f"prepare the data with {name}={SMALLEST_COUNT} and train again",
+            )
     needed = set(RUN_NEEDS) if run.study.training.network else set(RUN_NEEDS) - NETWORK_FILES
     names = [name for name in _COPIED if name in needed or name not in NETWORK_FILES]
     if REFERENCE in run.manifest["files"] and REFERENCE not in run.altered:
@@ -93,7 +101,19 @@ def share_run(
             write_bytes(folder / name, (run.folder / name).read_bytes())
         if run.training_people:
             write_shareable(folder / PEOPLE, redact_people(run.training_people))
-        write_settings(folder / "config.yaml", settings_to_share(run.study))
+        # the settings without what tells of the place: dates of extraction, names of sites, paths
+        index = run.task.index
+        if index.file is not None:
+            index = index.model_copy(update={"file": NOT_SHARED})
+        kept: dict[str, object] = {
+            "task": run.task.model_copy(update={"index": index}),
+            "data": run.study.data.model_copy(update={"extracted": None}),
+            "splits": SplitsConfig(),
+            "evaluation": EvaluationConfig(),
+            "pretraining": PretrainingConfig(),
+            "transfer": TransferConfig(),
+        }
+        write_settings(folder / "config.yaml", run.study.model_copy(update=kept))
         metrics = read_result(run.folder) or Shareable[Shared]()  # nothing tells of nobody
         for name in (CARD, APPLIED_CARD):
             card = partial(model_card, run=run, name=name, license_id=license_id)
@@ -104,39 +124,6 @@ def share_run(
         facts = _manifest(run, folder) | {"made_of": digest(made_of(**made))}
         write_manifest(folder, facts, required=required)
         return sorted(path.name for path in folder.iterdir())
-
-
-def _require_enough_people(run: Run) -> None:
-    """Refuse a run with codes, numbers or outcomes of fewer than 11 training subjects, unless they are simulated."""
-    if run.manifest.get("simulated"):
-        return
-    fewest = {"vocabulary.min_subjects": run.study.vocabulary.min_subjects}
-    if run.task.outcomes is not None:
-        fewest["outcomes.min_subjects"] = run.task.outcomes.min_subjects
-    for name, people in fewest.items():
-        if people < SMALLEST_COUNT:
-            raise EhrseqError(
-                f"was prepared with {name}={people}, so it holds codes and numbers of so few people",
-                where=str(run.folder),
-                fix=f"prepare the data with {name}={SMALLEST_COUNT} and train again",
-            )
-
-
-def settings_to_share(study: StudyConfig) -> StudyConfig:
-    """The settings without what tells of the place: dates of extraction, names of sites, paths."""
-    task = study.task
-    if task is not None and task.index.file is not None:
-        task = task.model_copy(update={"index": task.index.model_copy(update={"file": NOT_SHARED})})
-    return study.model_copy(
-        update={
-            "data": study.data.model_copy(update={"extracted": None}),
-            "task": task,
-            "splits": SplitsConfig(),
-            "evaluation": EvaluationConfig(),
-            "pretraining": PretrainingConfig(),
-            "transfer": TransferConfig(),
-        }
-    )
 
 
 def _manifest(run: Run, folder: Path) -> dict[str, object]:
@@ -220,20 +207,37 @@ def model_card(
         name: `CARD` for the hub's, or `APPLIED_CARD` for CHAI's applied model card, schema 0.2 (https://mc.chai.org).
         license_id: Identifier of a licence.
     """
-    metrics = metrics or None
     task, audit, trained_on = run.task, saved_audit(run.folder), "an unknown number of"
+    asked = question(task)
     if task.index.file is not None:
         index = task.index.model_copy(update={"file": None, "first_visit": True})
-        task = task.model_copy(update={"index": index})
-    asked = question(task)
-    if run.task.index.file is not None:
+        asked = question(task.model_copy(update={"index": index}))
         asked = asked.replace("the first visit", "index times that a file lists")
     audited = "The audit for leaks of the future has not been made."
     if audit is not None:
         audited = f"The audit for leaks of the future found {'a' if audit['leaks'] else 'no'} leak."
-    if metrics is not None:
+    people, meaning = _PEOPLE[metrics["split"] if metrics else "held_out"]
+    rows, groups, landmark = list[dict[str, Any]](), list[dict[str, Any]](), 0.0
+    if metrics:  # of the task's outcome at the main landmark; of groups at the main horizon
+        main, cause = metrics["main"], metrics["causes"][0]
+        landmark = main["landmark_days"] or 0.0
+        place = (metrics["models"][0], cause, main["landmark_days"])
         trained_on = metrics["data"]["subjects"].get("train", trained_on)
-    people, meaning = _PEOPLE["held_out" if metrics is None else metrics["split"]]
+        rows = [
+            _card_row(row)
+            for row in metrics["metrics"]
+            if (row["model"], row["cause"], row["landmark_days"]) == place
+            and row["metric"] in _OF_CARD
+            and row["value"] is not None
+            and row["horizon_days"]
+        ]
+        groups = [
+            _card_row({**row, **row["oe"], "metric": "oe"})
+            for row in metrics["subgroups"]
+            if place_of(row) == (main["landmark_days"], cause, main["horizon_days"])
+            and row["oe"]
+            and row["oe"]["value"] is not None
+        ]
     content = {
         "run": run,
         "license": license_id or "unknown",  # what hubs take for a licence that nobody has chosen
@@ -245,12 +249,12 @@ def model_card(
         "parameters": run.manifest.get("parameters"),
         "audited": audited,
         "update": run.manifest.get("update"),
-        "evaluated": metrics is not None,
+        "evaluated": bool(metrics),
         "people": people,
         "meaning": meaning,
-        "where": from_index(metrics["main"]["landmark_days"] or 0.0) if metrics else "",
-        "rows": _card_rows(metrics) if metrics else [],
-        "groups": _card_groups(metrics) if metrics else [],
+        "where": from_index(landmark) if metrics else "",
+        "rows": rows,
+        "groups": groups,
         "horizons": ", ".join(map(format_days, task.horizons)),
         "version": __version__,
         "known": run.manifest.get("import", {}).get("known"),
@@ -258,30 +262,6 @@ def model_card(
     }
     made = environment().overlay(autoescape=name == APPLIED_CARD)
     return made.get_template(_TEMPLATES[name]).render(content) + "\n"
-
-
-def _card_rows(metrics: Shared) -> list[dict[str, Any]]:
-    """The metrics of this model for the task's outcome at the main landmark."""
-    place = (metrics["models"][0], metrics["causes"][0], metrics["main"]["landmark_days"])
-    return [
-        _card_row(row)
-        for row in metrics["metrics"]
-        if (row["model"], row["cause"], row["landmark_days"]) == place
-        and row["metric"] in _OF_CARD
-        and row["value"] is not None
-        and row["horizon_days"]
-    ]
-
-
-def _card_groups(metrics: Shared) -> list[dict[str, Any]]:
-    """O/E of the task's outcome in each group, at the main landmark and horizon."""
-    main = metrics["main"]
-    place = (main["landmark_days"], metrics["causes"][0], main["horizon_days"])
-    return [
-        _card_row({**row, **row["oe"], "metric": "oe"})
-        for row in metrics["subgroups"]
-        if place_of(row) == place and row["oe"] and row["oe"]["value"] is not None
-    ]
 
 
 def _card_row(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from typing import Any
 
 from ehrsequencing.core.disclosure import TOO_FEW
 from ehrsequencing.metrics.registry import METRICS
-from ehrsequencing.predictors.blend import STACKED
 from ehrsequencing.reporting.chart import Estimate
 from ehrsequencing.reporting.scores import Scores, Shown
 from ehrsequencing.reporting.wording import (
@@ -20,12 +19,7 @@ from ehrsequencing.reporting.wording import (
     size,
     with_interval,
 )
-from ehrsequencing.results.result_types import Shared, SubgroupRow, place_of
-
-_INPUTS = {
-    "unknown_token_rate": "recorded codes without a token",
-    "unknown_age_rate": "prediction times without an age",
-}
+from ehrsequencing.results.result_types import PlaceRow, Shared, place_of
 
 
 def share(rate: float | None) -> str:
@@ -34,32 +28,6 @@ def share(rate: float | None) -> str:
 
 
 # ------------------------------------------------------------------------------------------------ inputs and checks
-
-
-def inputs(m: Shared, shown: Shown) -> dict[str, object]:
-    """Rates of the inputs per split."""
-    by_split = m["inputs"]["by_split"]
-    splits = list(by_split)
-    rows = [
-        (words, [share(by_split[s].get(name)) for s in splits])
-        for name, words in _INPUTS.items()
-        if any(by_split[s].get(name) is not None for s in splits)
-    ]
-    sizes = [shown.get(("subjects", s), "–") for s in splits]
-    return {"splits": splits, "sizes": sizes, "rows": rows}
-
-
-def immortal_time(m: Shared) -> list[tuple[str, ...]]:
-    """Where some subjects have no record before the prediction: landmark, how many, how many recorded only later."""
-    return [
-        (
-            from_landmark(row["landmark_days"]),
-            str(row["without_record_before"]),
-            str(row["first_record_later"]),
-        )
-        for row in m["records_before"]
-        if row["without_record_before"]
-    ]
 
 
 # ------------------------------------------------------------------------------------------ follow-up and subgroups
@@ -95,10 +63,21 @@ def subgroups(m: Shared, shown: Shown) -> list[dict[str, Any]]:
     rows = subgroup_rows(m)
     for landmark in dict.fromkeys(row["landmark_days"] for row in rows):
         here = [row for row in rows if row["landmark_days"] == landmark]
-        families = {
-            group: _levels([row for row in here if row["group"] == group])
-            for group in dict.fromkeys(row["group"] for row in here)
-        }
+        families = dict[str, list[dict[str, Any]]]()
+        for row in here:  # a line a level, with its metrics where they may be told
+            level = str(row["level"])
+            parts = {"oe": row["oe"], "auc": row["auc"], "brier": row["brier"]}
+            line: dict[str, Any] = {
+                "name": level,
+                "told": not row.get("hidden"),
+                "n": f"{row['n']:,}" if isinstance(row["n"], int) else row["n"],
+                "events": f"{row['events']:,}" if isinstance(row["events"], int) else row["events"],
+                "few": any(part and part["reason"] == TOO_FEW for part in parts.values()),
+            }
+            for name, part in parts.items():
+                ends = (part["value"], part["low"], part["high"]) if part else (None,)
+                line[name] = Estimate(0, level, *ends)
+            families.setdefault(row["group"], []).append(line)
         horizon = here[0]["horizon_days"]
         place = f"{from_landmark(landmark)}, by {duration(horizon)}".capitalize()
         n = shown.get(("evaluated", landmark, horizon))
@@ -107,28 +86,7 @@ def subgroups(m: Shared, shown: Shown) -> list[dict[str, Any]]:
     return out
 
 
-def _levels(family: Sequence[SubgroupRow[int | str]]) -> list[dict[str, Any]]:
-    """A line per level of one family, with its metrics where they may be told."""
-    lines = []
-    for row in family:
-        parts = {"oe": row["oe"], "auc": row["auc"], "brier": row["brier"]}
-        values = {
-            name: Estimate(0, row["level"], part["value"], part["low"], part["high"])
-            if part
-            else Estimate(0, row["level"], None)
-            for name, part in parts.items()
-        }
-        counts = {
-            name: f"{n:,}" if isinstance(n, int) else n
-            for name, n in (("n", row["n"]), ("events", row["events"]))
-        }
-        few = any(part is not None and part["reason"] == TOO_FEW for part in parts.values())
-        shown = not row.get("hidden")
-        lines.append({"name": str(row["level"]), **counts, "told": shown, "few": few, **values})
-    return lines
-
-
-def subgroup_rows(m: Shared) -> list[SubgroupRow[int | str]]:
+def subgroup_rows(m: Shared) -> list[PlaceRow]:
     """The subgroups that the report shows: the cause of interest, at each landmark, by the main horizon.
 
     All landmarks, causes and horizons are in `metrics.json`. Showing one horizon keeps the tables readable.
@@ -204,24 +162,3 @@ def _mean(row: dict[str, Any] | None, sign: str = "") -> str:
     return words + (
         f"; better in {row['wins']} of {row['of']}" if row.get("wins") is not None else ""
     )
-
-
-def without_network(scores: Scores) -> str:
-    """What a blend's network adds: its NLL less that of trees and Cox alone at the main landmark, or nothing."""
-    gap = scores.gap(STACKED, scores.main()[0], None, "nll")
-    if gap is None or gap["value"] is None or gap["low"] is None:
-        return ""
-
-    def show(value: float) -> str:
-        return number(value, "+z.4f")
-
-    return f"{show(gap['value'])} {interval(gap['low'], gap['high'], show)}"
-
-
-def blend_weights(m: Shared) -> dict[str, list[str]]:
-    """The weights of a blend as text: cause → one for each part."""
-    by_cause: dict[str, list[str]] = {}
-    for row in (m["blend"] or {"weights": []})["weights"]:
-        weight = with_interval(row["value"], row["low"], row["high"], ".2f")
-        by_cause.setdefault(row["cause"], []).append(weight)
-    return by_cause

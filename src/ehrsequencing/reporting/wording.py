@@ -183,14 +183,19 @@ def environment(*rooms: str) -> Environment:
         lstrip_blocks=True,
     )
     made.filters.update(
-        duration=duration, landmark=from_landmark, listed=listed, percent=percent, rounded=rounded
+        duration=duration,
+        landmark=from_landmark,
+        listed=listed,
+        percent=percent,
+        rounded=rounded,
+        size=size,
+        for_readers=for_readers,
+        number=number,
+        prose_percent=lambda value: f"{rounded(100 * value)}%",
+        whole_percent="{:.0%}".format,
+        per_100=lambda value: f"{100 * value:.0f}",
     )
-    made.filters.update(size=size, for_readers=for_readers)
-    made.globals.update(needed_events=needed_events)
-    made.filters["number"] = number
-    made.filters["prose_percent"] = lambda value: f"{rounded(100 * value)}%"
-    made.filters["whole_percent"] = "{:.0%}".format
-    made.filters["per_100"] = lambda value: f"{100 * value:.0f}"
+    made.globals.update(needed_events=needed_events, interval=interval, with_interval=with_interval)
     return made
 
 

@@ -43,12 +43,6 @@ def each_moved(
     }
 
 
-def how_far(before: Row, after: Row) -> dict[str, float]:
-    """How far an estimate and its limits were moved; none where there is none."""
-    names = [name for name in ("value", "low", "high") if after.get(name) is not None]
-    return {name: after[name] - before[name] for name in names}
-
-
 # ---- what `ehrseq monitor` says every night ----
 
 # Two nights must not differ by 1 to 10 people. So events are shown in steps, and everything that follows from them

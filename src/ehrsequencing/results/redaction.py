@@ -21,16 +21,15 @@ from ehrsequencing.core.disclosure import (
 from ehrsequencing.core.files import Shareable
 from ehrsequencing.records.account import TrainingPeople
 from ehrsequencing.records.people import coarse_people
-from ehrsequencing.results.observed import Cells, Row, by_shown_events, each_moved, how_far
+from ehrsequencing.results.observed import Cells, Row, by_shown_events, each_moved
 from ehrsequencing.results.result_types import (
     CHECKS,
     COUNTS,
     RATES,
-    DecisionRow,
     Exact,
+    PlaceRow,
     Shared,
     SharedAudit,
-    SmoothRow,
     place_of,
 )
 
@@ -83,7 +82,11 @@ def redact(result: Exact | Shared, *, decimals: bool = True) -> Shareable[Shared
     }
     shown = {
         "data": _data(exact["data"]),
-        "attrition": _attrition(exact["attrition"]),
+        # without the indexes, which are people where each has one
+        "attrition": [
+            _counts({name: step[name] for name in ("step", "subjects", "excluded")})
+            for step in whole["attrition"]
+        ],
         "events": _counts(exact["events"]),
         "at_risk": [_followed(row, at_risk) for row in exact["at_risk"]],
         "follow_up": [_followed(row, at_risk) for row in exact["follow_up"]],
@@ -236,7 +239,9 @@ def _subgroups(rows: Sequence[Row]) -> list[dict[str, Any]]:
     shown, largest = list[dict[str, Any]](), dict[Any, dict[str, float]]()
     for row in rows:
         cell, place = _cell(row, {}), (row["group"], *place_of(row))
-        moved = how_far(row.get("oe") or {}, cell.get("oe") or {})
+        before, after = row.get("oe") or {}, cell.get("oe") or {}
+        names = [name for name in ("value", "low", "high") if after.get(name) is not None]
+        moved = {name: after[name] - before[name] for name in names}
         base = largest.setdefault(place, moved)  # a group begins with its largest level
         if cell.get("oe_difference"):
             opposite = {"value": "value", "low": "high", "high": "low"}
@@ -256,12 +261,6 @@ def _data(data: dict[str, Any]) -> dict[str, Any]:
     }
     facts = {"name": data["name"], "simulated": data["simulated"]}
     return {**facts, **rows, "subjects": _counts(data["subjects"])}
-
-
-def _attrition(steps: Sequence[Row]) -> list[dict[str, Any]]:
-    # leaves out the indexes, which are people where each has one
-    shown = ("step", "subjects", "excluded")  # a text stays as it is
-    return [_counts({name: step[name] for name in shown}) for step in steps]
 
 
 def _followed(row: Row, at_risk: Mapping[Any, int]) -> dict[str, Any]:
@@ -340,14 +339,14 @@ def _risk_group(group: Row) -> dict[str, Any]:
     }
 
 
-def _smooth(row: SmoothRow[int]) -> dict[str, Any]:
+def _smooth(row: PlaceRow) -> dict[str, Any]:
     """A calibration curve over the histogram of the risks, whose bars are of rounded counts."""
     bars = row["histogram"]
     shares = [round(nearest(n) / nearest(row["n"]), 3) or None for n in bars["n"]]
     return {**_counted(row), "histogram": {"edges": bars["edges"], "shares": shares}}
 
 
-def _decision(row: DecisionRow[int]) -> dict[str, Any]:
+def _decision(row: PlaceRow) -> dict[str, Any]:
     """A decision curve of rounded counts, where at least 11 people stand above the threshold, none of them few.
 
     Operating points are shown where 11 people above it had the event, 11 had not, and none or 11 were missed.

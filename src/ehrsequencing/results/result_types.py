@@ -16,12 +16,6 @@ class Horizon(TypedDict):
     horizon_days: float
 
 
-class Place(Horizon):
-    """What a curve is of."""
-
-    cause: str
-
-
 class Interval(TypedDict):
     """A number with its 95 % interval; None: undefined, or of too few people."""
 
@@ -44,56 +38,16 @@ class MetricRow(Interval, Generic[N]):
     hidden: NotRequired[bool]
 
 
-class Cell(Place, Generic[N]):
-    """The people at a place who could be followed until a horizon, and those of them with the event."""
-
-    n: N
-    events: N
-
-
-class SubgroupRow(Cell[N], Generic[N]):
-    """Metrics of a level of a group of people; most have `oe_difference` … to its largest level."""
-
-    group: str
-    level: str
-    oe: Interval | None
-    auc: Interval | None
-    brier: Interval | None
-    hidden: NotRequired[bool]
-    reason: NotRequired[str]
-
-
-class SmoothRow(Cell[N], Generic[N]):
-    """A smooth calibration curve with its band."""
-
-    model: str
-    predicted: list[float]
-    observed: list[float]
-    low: list[float | None]
-    high: list[float | None]
-    histogram: dict[str, Any]
-
-
-class DecisionRow(Cell[N], Generic[N]):
-    """A decision curve: what acting from each threshold means, with `OPERATING_COLUMNS` beside these."""
-
-    model: str
-    thresholds: list[float]
-    above: list[int]  # people; empty where they may not be told
-    events_above: list[int]
-    net_benefit: list[float | None]
-    low: list[float | None] | None
-    high: list[float | None] | None
-    treat_all: list[float | None]
-
-
-class IncidenceRow(Place, Generic[N]):
-    """Incidence by risk group, from low to high."""
-
-    days: list[float]
-    tick_days: list[float]
-    groups: list[dict[str, Any]]
-
+#: A row of numbers at a place: `landmark_days`, `cause`, `horizon_days`, and in most `n` people who could be followed
+#: until the horizon, and the `events` among them.
+#: Of `subgroups`: a `level` of a `group`; `oe`, `auc`, `brier` (an `Interval`, or None), and in most
+#: `oe_difference` … to the largest level; `hidden` and `reason` where people are few.
+#: Of `smooth_calibration`: the `model`'s `predicted` risks, `observed` there with a band (`low`, `high`), and a
+#: `histogram` (`edges`, `shares`, `n`).
+#: Of `decision`, what acting from each threshold means: `model`, `thresholds`, people `above` and `events_above` (empty
+#: where they may not be told), `net_benefit` with its band, `treat_all`, and `evaluation.curves.OPERATING_COLUMNS`.
+#: Of `incidence`: `days`, `tick_days`, and `groups` from low risk to high.
+PlaceRow = dict[str, Any]
 
 #: A single person under a letter (`label`): `risk_horizon_days` of the risk that is followed over time; `outcome` in
 #: words, and the `event` (`day`; `cause`, None where it ended without one); `times_days` of prediction times since
@@ -160,10 +114,10 @@ class Result(TypedDict, Generic[N]):
     ]  # of each landmark; `evaluated`, and cause → `events`, by each horizon
     follow_up: list[dict[str, Any]]  # median of each landmark, by the reverse Kaplan–Meier method
     smallest_g: list[dict[str, Any]]  # the smallest chance `g` of being followed so long
-    subgroups: list[SubgroupRow[N]]
-    smooth_calibration: list[SmoothRow[N]]
-    decision: list[DecisionRow[N]]
-    incidence: list[IncidenceRow[N]]
+    subgroups: list[PlaceRow]
+    smooth_calibration: list[PlaceRow]
+    decision: list[PlaceRow]
+    incidence: list[PlaceRow]
     trajectories: list[Trajectory]
     checks: dict[str, Any]  # what a reviewer asks, as far as it is known
     tripod: dict[str, str]

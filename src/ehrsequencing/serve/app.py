@@ -98,8 +98,28 @@ def create_app(
     _add_own_paths(app, service)
     app.include_router(cds_hooks.router(service))
     app.include_router(pages.router(predictor, explorer))
-    _answer_errors(app)
     guard(app, allowed)
+
+    # every error is a JSON problem
+    def answer(request: Request, problem: Problem) -> JSONResponse:
+        return problem.response(request.state.request_id)
+
+    @app.exception_handler(HTTPException)
+    async def http(request: Request, error: HTTPException) -> JSONResponse:
+        if isinstance(error, Problem):
+            return answer(request, error)
+        what = _STATUSES.get(error.status_code, "The request cannot be answered")
+        return answer(request, Problem(error.status_code, what.lower(), headers=error.headers))
+
+    @app.exception_handler(EhrseqError)
+    async def user_error(request: Request, error: EhrseqError) -> JSONResponse:
+        where = {"--horizons": "horizons_days", "--cause": "cause"}.get(error.where, error.where)
+        return answer(request, Problem(422, error.what, where=where, fix=error.fix))
+
+    @app.exception_handler(ValidationError)
+    async def shape(request: Request, error: ValidationError) -> JSONResponse:
+        return answer(request, problem_of_validation(error.errors()))
+
     return app
 
 
@@ -167,29 +187,6 @@ def _bounded(body: type[SubjectRequest], most: int) -> type[SubjectRequest]:
     """A body whose rows are counted before they are read, so that too many are refused at once."""
     rows = Annotated[list[Row], FailFast(), Len(1, most)]
     return create_model(body.__name__, __base__=body, rows=(rows, ...))
-
-
-def _answer_errors(app: FastAPI) -> None:
-    """Every error is a JSON problem."""
-
-    def answer(request: Request, problem: Problem) -> JSONResponse:
-        return problem.response(request.state.request_id)
-
-    @app.exception_handler(HTTPException)
-    async def http(request: Request, error: HTTPException) -> JSONResponse:
-        if isinstance(error, Problem):
-            return answer(request, error)
-        what = _STATUSES.get(error.status_code, "The request cannot be answered")
-        return answer(request, Problem(error.status_code, what.lower(), headers=error.headers))
-
-    @app.exception_handler(EhrseqError)
-    async def user_error(request: Request, error: EhrseqError) -> JSONResponse:
-        where = {"--horizons": "horizons_days", "--cause": "cause"}.get(error.where, error.where)
-        return answer(request, Problem(422, error.what, where=where, fix=error.fix))
-
-    @app.exception_handler(ValidationError)
-    async def shape(request: Request, error: ValidationError) -> JSONResponse:
-        return answer(request, problem_of_validation(error.errors()))
 
 
 def listener(host: str, port: int) -> socket.socket:

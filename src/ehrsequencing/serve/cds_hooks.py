@@ -61,13 +61,36 @@ def router(service: Service) -> APIRouter:
 
     def patient_view(request: HookRequest) -> dict[str, Any]:
         """A card with the risks of the patient whose record is opened."""
-        bundle, missing = _one_bundle(request.prefetch), _missing(request)
+        if not isinstance(request.prefetch.get("patient"), dict):
+            raise Problem(
+                412,
+                "the prefetched patient is missing",
+                where="prefetch.patient",
+                fix="send what /cds-services asks for",
+            )
+        entries: list[Any] = []
+        for value in request.prefetch.values():  # resources, or bundles of them
+            if kind_of(value) == "Bundle":
+                entries += walk(value, "entry")
+            elif isinstance(value, dict):
+                entries.append({"resource": value})
+        bundle, missing = {"resourceType": "Bundle", "entry": entries}, _missing(request)
         if missing:
             indicator, summary = "warning", "No predicted risk: the record is incomplete"
-            lines = ["What is missing:", "", *(f"- {what}" for what in missing)]
-            detail = "\n".join([*lines, "", "A risk from half a record may be far off."])
+            lines = "\n".join(f"- {what}" for what in missing)
+            detail = f"What is missing:\n\n{lines}\n\nA risk from half a record may be far off."
         else:
-            indicator, (summary, detail) = "info", _predicted(request, bundle, service)
+            indicator, now = "info", service.clock()
+            rows, unused = read_patient(bundle, predictor)
+            # a booked visit is no record yet; clocks of other zones may be ahead
+            is_later = pc.greater(rows["time"], now + timedelta(days=1))
+            earlier = rows.filter(pc.invert(pc.fill_null(is_later, False)))
+            unused["entries of later days than tomorrow"] = len(rows) - len(earlier)
+            answer = predictor.answer(earlier)
+            unused.update({FIXES[name]: n for name, n in answer.record.fixes.items()})
+            not_sent = [name for name in _PREFETCH if name not in request.prefetch]
+            times = {"newest": pc.max(earlier["time"]).as_py(), "now": now}
+            summary, detail = _summary_and_detail(answer, predictor, not_sent, unused, **times)
         card = {
             "uuid": str(uuid.uuid4()),
             "summary": summary,
@@ -91,26 +114,6 @@ def router(service: Service) -> APIRouter:
 
     service.post(routes, HOOK_PATH, HookRequest, patient_view)
     return routes
-
-
-def _predicted(request: HookRequest, bundle: dict[str, Any], service: Service) -> tuple[str, str]:
-    """What a card says of a record that is whole: a line, and the rest in Markdown."""
-    predictor, now = service.predictor, service.clock()
-    rows, unused = read_patient(bundle, predictor)
-    # a booked visit is no record yet; clocks of other zones may be ahead
-    is_later = pc.greater(rows["time"], now + timedelta(days=1))
-    earlier = rows.filter(pc.invert(pc.fill_null(is_later, False)))
-    unused["entries of later days than tomorrow"] = len(rows) - len(earlier)
-    answer = predictor.answer(earlier)
-    unused.update({FIXES[name]: n for name, n in answer.record.fixes.items()})
-    return _summary_and_detail(
-        answer,
-        predictor,
-        [name for name in _PREFETCH if name not in request.prefetch],
-        unused,
-        newest=pc.max(earlier["time"]).as_py(),
-        now=now,
-    )
 
 
 def read_patient(bundle: dict[str, Any], predictor: Predictor) -> tuple[pa.Table, Counter[str]]:
@@ -146,27 +149,6 @@ def read_patient(bundle: dict[str, Any], predictor: Predictor) -> tuple[pa.Table
         rows = pa.concat_tables([rows, death])
     column = predictor.encounter_column or "encounter_id"
     return rows.rename_columns({"encounter_id": column}), unused
-
-
-def _one_bundle(prefetch: dict[str, Any]) -> dict[str, Any]:
-    """The resources of all prefetched values, which are resources or bundles of them."""
-    if not isinstance(prefetch.get("patient"), dict):
-        raise Problem(
-            412,
-            "the prefetched patient is missing",
-            where="prefetch.patient",
-            fix="send what /cds-services asks for",
-        )
-    entries: list[Any] = []
-    for value in prefetch.values():
-        if not isinstance(value, dict):
-            continue
-        if value.get("resourceType") == "Bundle":
-            listed = value.get("entry")
-            entries += listed if isinstance(listed, list) else []
-        else:
-            entries.append({"resource": value})
-    return {"resourceType": "Bundle", "entry": entries}
 
 
 def _missing(request: HookRequest) -> list[str]:

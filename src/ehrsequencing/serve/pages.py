@@ -89,6 +89,13 @@ def form_of(predictor: Predictor) -> dict[str, object]:
     horizons = [] if run.is_visit_head else list(task.horizons)
     days = curve_days(task.horizons, start_days=task.blanking).tolist() if horizons else []
     listed = [*items, *begins, *sexes]
+    # the 1st and 99th percentile of a code's numbers in training
+    ends, at = np.array([0.01, 0.99]), np.linspace(0, 1, words.knots.shape[1])
+    ranges = {
+        token: [float(f"{one:.3g}") for one in np.interp(ends, at, words.knots[row])]
+        for token, row in enumerate(words.scale)
+        if row >= 0
+    }
     return {
         "title": task.heading,
         "task": task.name,
@@ -103,7 +110,7 @@ def form_of(predictor: Predictor) -> dict[str, object]:
         "fixes": FIXES,
         "words": dict(zip(listed, words_of(listed, predictor.descriptions), strict=True)),
         "items": [
-            {"code": code, "unit": unit_of(code), "range": usual_range(run, words.index[code])}
+            {"code": code, "unit": unit_of(code), "range": ranges.get(words.index[code])}
             for code in items
         ],
     }
@@ -121,14 +128,3 @@ def frequent_codes(run: Run) -> list[str]:
     is_safe = run.study.vocabulary.min_subjects >= SMALLEST_COUNT
     codes = [code for code in share if is_safe or share[code] * people >= SMALLEST_COUNT]
     return sorted(codes, key=lambda code: (-share[code], code))
-
-
-def usual_range(run: Run, token: int) -> list[float] | None:
-    """The 1st and 99th percentile of a code's numbers in training; None without numbers."""
-    row = run.vocabulary.scale[token]
-    if row < 0:
-        return None
-    knots = run.vocabulary.knots[row]
-    return [
-        float(f"{one:.3g}") for one in np.interp((0.01, 0.99), np.linspace(0, 1, len(knots)), knots)
-    ]

@@ -200,9 +200,16 @@ class Predictor:
         predictor = self.asked
         if horizons_days is not None:
             predictor = RiskPredictor(self.run, horizons_days)
-        with self._read(rows, at, until_us) as read:
-            encoder, times_, limits = read.encoder, read.times, self.limits
-            times = 0 if read.has_died else len(times_.rows)
+        with self._read(rows, at, until_us) as (encoder, times_, has_died, facts):
+            limits, times = self.limits, 0 if has_died else len(times_.rows)
+            reached = int(times_.cohort.reached[0])
+            why = None if times else "there is no prediction time then"
+            if has_died:
+                why = "the patient has died"
+            elif why and times_.late:
+                why = "every prediction time lies after the record's end"
+            elif why and reached < len(self._steps):
+                why = f"the subject is not one {self._steps[reached]}"
             if times * len(predictor.causes) * len(predictor.horizons_days) > limits.numbers:
                 raise Problem(
                     413,
@@ -213,28 +220,9 @@ class Predictor:
             return Answer(
                 predictor.horizons_days,
                 predictor.answer(encoder.encode(times_.record, times_.rows)) if times else NO_RISKS,
-                None
-                if times
-                else "the patient has died"
-                if read.has_died
-                else self._why_none(times_),
-                self._facts(read, len(rows)),
+                why,
+                facts,
             )
-
-    def _facts(self, read: "_Read", n_rows: int) -> RecordFacts:
-        """What became of the rows of a request."""
-        events, words = read.times.record.events, self.run.vocabulary
-        makes_token = ~read.encoder.excluded.mask(events.codes)
-        is_unknown = makes_token & words.is_unknown(words.ids(events.codes))
-        return RecordFacts(
-            rows=n_rows,
-            tokens=int(makes_token[events.code].sum()),
-            unknown_rows=int(is_unknown[events.code].sum()),
-            unknown_codes=int(is_unknown.sum()),
-            visits=len(read.times.record.visits),
-            # JSON has one type of number, so that its conversion is no fix
-            fixes={name: n for name, n in read.log.items() if n and name != "value_type"},
-        )
 
     def explain(
         self,
@@ -259,29 +247,32 @@ class Predictor:
             EhrseqError: The run has no such cause or horizon.
         """
         question = Question.for_run(self.run, cause=cause, horizon_days=horizon_days)
-        with self._read(rows, at, until_us, most=self.limits.explained) as read:
-            times, risk, moved = read.times, None, list[Moved]()
-            if len(times.rows) and not read.has_died:
+        most, risk, moved = self.limits.explained, None, list[Moved]()
+        with self._read(rows, at, until_us, most=most) as (encoder, times, has_died, facts):
+            if len(times.rows) and not has_died:
                 record = SubjectRecord(times.record, times.rows)
                 found = deletion(question, record, kinds=("code",))
                 risk = found.risk
                 moved = [Moved(code=e.code, change=e.effect) for e in found.effects if e.code]
-            people = People(self.run.vocabulary, read.encoder.excluded, self.run.study.visits)
+            people = People(self.run.vocabulary, encoder.excluded, self.run.study.visits)
             people.add(times.record.events)
             return ExplainResponse(
                 cause=question.cause_name,
                 horizon_days=question.horizon_days,
                 risk=risk,
                 moved=moved,
-                record=self._facts(read, len(rows)),
+                record=facts,
                 unlike=[Unlike(code=code, why=why) for code, why in unusual(people, self.run)],
             )
 
     @contextmanager
     def _read(
         self, rows: pa.Table, at: str, until_us: int | None, *, most: int | None = None
-    ) -> Iterator["_Read"]:
-        """A subject's visits and prediction times; what is met of its codes is forgotten at the end."""
+    ) -> Iterator[tuple[Encoder, PredictionTimes, bool, RecordFacts]]:
+        """A subject's visits and prediction times, whether its death is known, and what became of its rows.
+
+        What is met of its codes is forgotten at the end.
+        """
         try:
             moment, log, limits = Moment(at), Counter[str](), self.limits
             events = self.events(rows, log, most or limits.rows)
@@ -308,28 +299,21 @@ class Predictor:
                     where="rows",
                     fix="send the newest visits",
                 )
-            yield _Read(encoder, times, has_died, log)
+            record, words = times.record, self.run.vocabulary
+            makes_token = ~encoder.excluded.mask(record.events.codes)
+            is_unknown = makes_token & words.is_unknown(words.ids(record.events.codes))
+            facts = RecordFacts(
+                rows=len(rows),
+                tokens=int(makes_token[record.events.code].sum()),
+                unknown_rows=int(is_unknown[record.events.code].sum()),
+                unknown_codes=int(is_unknown.sum()),
+                visits=len(record.visits),
+                # JSON has one type of number, so that its conversion is no fix
+                fixes={name: n for name, n in log.items() if n and name != "value_type"},
+            )
+            yield encoder, times, has_died, facts
         finally:
             self.run.vocabulary.forget()  # codes of a request
-
-    def _why_none(self, times: PredictionTimes) -> str:
-        """What a subject without a prediction time lacks."""
-        if times.late:
-            return "every prediction time lies after the record's end"
-        reached = int(times.cohort.reached[0])
-        if reached < len(self._steps):
-            return f"the subject is not one {self._steps[reached]}"
-        return "there is no prediction time then"
-
-
-@dataclass(frozen=True)
-class _Read:
-    """A request's record: how it is encoded, its prediction times, whether its death is known, and the fixes."""
-
-    encoder: Encoder
-    times: PredictionTimes
-    has_died: bool
-    log: Counter[str]
 
 
 def unusual(person: People, run: Run) -> Iterator[tuple[str | None, str]]:

@@ -85,7 +85,11 @@ def access_to(host: str, *, token: str | None, names: Iterable[str] = ()) -> Acc
             where="--token",
             fix='use a long random one: python -c "import secrets; print(secrets.token_urlsafe())"',
         )
-    if token is None and not _is_loopback(host):
+    try:
+        is_loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name other than localhost may lead anywhere
+        is_loopback = host.lower() == "localhost"
+    if token is None and not is_loopback:
         raise EhrseqError(
             "would let anybody in the network ask, without a token",
             where=f"--host {host}",
@@ -94,14 +98,6 @@ def access_to(host: str, *, token: str | None, names: Iterable[str] = ()) -> Acc
     own = f"[{host}]" if ":" in host else host
     given = [_without_port(name.strip().lower()) for name in names]
     return Access((*LOOPBACK, own.lower(), *given), token)
-
-
-def _is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address; a name other than localhost may lead anywhere."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
 
 
 def _without_port(host: str) -> str:
@@ -223,25 +219,6 @@ def busy() -> Problem:
     return Problem(503, "the server is busy", fix="ask again later", headers={"Retry-After": "1"})
 
 
-def refuse_costly(body: bytearray, limits: Limits) -> None:
-    """Refuse a body for its number of JSON values, before any of them becomes a Python object.
-
-    A value follows a comma or an opening bracket. Within texts these marks count too.
-
-    Raises:
-        Problem: There are too many.
-    """
-    objects = body.count(b"{")
-    values = objects + body.count(b"[") + body.count(b",")
-    if objects > limits.objects or values > limits.values:
-        raise Problem(
-            413,
-            f"more than {limits.objects:,} JSON objects or {limits.values:,} values",
-            where="body",
-            fix="leave out rows or resources that the model does not read",
-        )
-
-
 class Service:
     """The parts of a running service.
 
@@ -280,7 +257,16 @@ class Service:
         def answered(request: Request, text: bytearray) -> bytes:
             if getattr(request.state, LEFT, False):
                 raise ClientDisconnect
-            refuse_costly(text, limits)
+            # before any JSON value becomes a Python object: one follows each comma and opening bracket, in texts too
+            objects = text.count(b"{")
+            values = objects + text.count(b"[") + text.count(b",")
+            if objects > limits.objects or values > limits.values:
+                raise Problem(
+                    413,
+                    f"more than {limits.objects:,} JSON objects or {limits.values:,} values",
+                    where="body",
+                    fix="leave out rows or resources that the model does not read",
+                )
             return to_json(answer(shape_of_body.validate_json(text)))
 
         async def handle(request: Request) -> Response:

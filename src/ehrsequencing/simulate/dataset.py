@@ -129,7 +129,23 @@ def simulate(
         names = [*horizons(config.follow_up_max_years, config.last_horizon_years)]
         asked = _TASK.format(horizons=", ".join(names), main=names[-1])
         write_bytes(folder / "task.yaml", asked.encode())
-        _write_metadata(folder, codes, subjects)
+        subject_id = np.arange(1, subjects + 1)
+        split = pa.array(SPLITS).take(pa.array(split_of(subject_id)))
+        splits = pa.table({"subject_id": subject_id, "split": split})
+        (folder / meds.subject_splits_filepath).parent.mkdir()
+        pq.write_table(meds.SubjectSplitSchema.align(splits), folder / meds.subject_splits_filepath)
+        code_table = pa.table(codes.ontology(), schema=meds.CodeMetadataSchema.schema())
+        meds.CodeMetadataSchema.validate(code_table)
+        pq.write_table(code_table, folder / meds.code_metadata_filepath)
+        card = {
+            "dataset_name": "ehrsequencing simulation",
+            "dataset_version": "1",
+            "etl_name": "ehrseq simulate",
+            "etl_version": "1",
+            "meds_version": version("meds"),
+        }
+        meds.DatasetMetadataSchema.validate(card)
+        write_json(folder / meds.dataset_metadata_filepath, card)
         facts = simulation_facts(subjects, seed, truth, config)
         write_manifest(folder, {**SIMULATION.facts, **facts})
 
@@ -247,28 +263,6 @@ def _long_table(asked: PredictionTimes, schema: pa.Schema, **columns: Floats) ->
     return pa.table(
         [pa.array(arrays[field.name]).cast(field.type) for field in schema], schema=schema
     )
-
-
-def _write_metadata(out: Path, codes: CodeTable, subjects: int) -> None:
-    """Write splits, codes and the data set's card."""
-    subject_id = np.arange(1, subjects + 1)
-    splits = pa.table(
-        {"subject_id": subject_id, "split": pa.array(SPLITS).take(pa.array(split_of(subject_id)))}
-    )
-    (out / meds.subject_splits_filepath).parent.mkdir()
-    pq.write_table(meds.SubjectSplitSchema.align(splits), out / meds.subject_splits_filepath)
-    code_table = pa.table(codes.ontology(), schema=meds.CodeMetadataSchema.schema())
-    meds.CodeMetadataSchema.validate(code_table)
-    pq.write_table(code_table, out / meds.code_metadata_filepath)
-    card = {
-        "dataset_name": "ehrsequencing simulation",
-        "dataset_version": "1",
-        "etl_name": "ehrseq simulate",
-        "etl_version": "1",
-        "meds_version": version("meds"),
-    }
-    meds.DatasetMetadataSchema.validate(card)
-    write_json(out / meds.dataset_metadata_filepath, card)
 
 
 def _parquet_writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:

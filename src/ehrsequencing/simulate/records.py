@@ -197,7 +197,18 @@ def simulate_block(
     """Simulate block number `block` and keep its first `subjects` subjects."""
     courses = simulate_courses(process, random_stream(seed, block, _COURSES_STREAM), BLOCK)
     rng = random_stream(seed, block, _RECORDS_STREAM)
-    visit_rows, end_us = _visit_rows(process.config, codes, courses, rng)
+    # rows of the visits' contents; two visits in five are over within the minute, the others last up to five hours
+    # and end on the same day
+    visit, code, value = _contents(process.config, codes, courses, rng)
+    count = len(courses.subject)
+    opens = rng.integers(7 * 60, 18 * 60, count)
+    lasts = np.where(rng.random(count) < 0.4, 0, rng.integers(10, 300, count))
+    minute = opens[visit] + np.floor(rng.random(len(visit)) * (lasts[visit] + 1)).astype(np.int64)
+    day = courses.first_day[courses.subject] + courses.visits.day.astype(np.int64)
+    time_us = day[visit] * DAY_US + minute * _MINUTE_US
+    end_us = np.zeros(count, dtype=np.int64)  # each visit's last timestamp
+    np.maximum.at(end_us, visit, time_us)
+    visit_rows = _Rows(courses.subject[visit], time_us, code, value, _stays(courses)[visit])
     events = _Rows.join([visit_rows, *_single_rows(codes, courses, end_us)])
     first_id = block * BLOCK + 1
     at_risk = courses.is_at_risk & (courses.subject < subjects)
@@ -288,25 +299,6 @@ def _stays(courses: Courses) -> Ints:
     before = np.append(0, admissions)[np.searchsorted(courses.subject, courses.subject)]
     belongs = courses.visits.in_stay | courses.visits.discharged
     return np.where(belongs, admissions - before, 0)
-
-
-def _visit_rows(
-    config: SimulationConfig, codes: CodeTable, courses: Courses, rng: np.random.Generator
-) -> tuple[_Rows, Ints]:
-    """Rows of the visits' contents and each visit's last timestamp, (V,)."""
-    visit, code, value = _contents(config, codes, courses, rng)
-    count = len(courses.subject)
-    # Two visits in five are over within the minute; the others last up to five hours and end on the same day.
-    opens = rng.integers(7 * 60, 18 * 60, count)
-    lasts = np.where(rng.random(count) < 0.4, 0, rng.integers(10, 300, count))
-    minute = opens[visit] + np.floor(rng.random(len(visit)) * (lasts[visit] + 1)).astype(np.int64)
-    midnight_us = (
-        courses.first_day[courses.subject] + courses.visits.day.astype(np.int64)
-    ) * DAY_US
-    time_us = midnight_us[visit] + minute * _MINUTE_US
-    end_us = np.zeros(count, dtype=np.int64)
-    np.maximum.at(end_us, visit, time_us)
-    return _Rows(courses.subject[visit], time_us, code, value, _stays(courses)[visit]), end_us
 
 
 def _contents(

@@ -4,11 +4,11 @@ Every training goes through `Training.run`: hazards of a task (`train.py`) and p
 They differ in the module, in the objective and in the subjects, which are passed in.
 
 A run depends only on its data, settings and seed: each step seeds its dropout from its own number, and each epoch its
-order of subjects, so that an interrupted run continues to the same bits. The parts of a long record
-(`ehrsequencing.batches.loader`) are batches of one step: their gradients add up before the one update.
+order of subjects, so that an interrupted run continues to the same bits.
 """
 
 import copy
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from ehrsequencing.batches.loader import Step, SubjectLoader, on_device
 from ehrsequencing.config import TrainingConfig
 from ehrsequencing.core.arrays import Ints
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.signals import Stop, Stopped, keep_freed_memory, noted_signals
 from ehrsequencing.models.code_effects import CodeEffects
 from ehrsequencing.models.hazards import HazardsOverTime
@@ -33,13 +34,13 @@ from ehrsequencing.training.checkpoints import (
     load_checkpoint,
     save_checkpoint,
 )
-from ehrsequencing.training.device import Losses, autocast
-from ehrsequencing.training.objectives import CLIP_NORM, BesideHazards
+from ehrsequencing.training.objectives import CLIP_NORM, BesideHazards, autocast
 from ehrsequencing.training.processes import ALONE, Processes
 from ehrsequencing.training.run_folder import write_history
 
 FREE_BINS_DECAY = 100.0  # weight decay of an effect's free bins, relative to that of other matrices
 CODE_EFFECTS_DECAY = 10.0  # the same of the additive effects of codes
+READ_STEPS = 20  # steps between two looks at the losses on a GPU
 DECAY_STEPS = 300  # above so many steps an epoch, weight decay falls in proportion
 
 
@@ -289,7 +290,7 @@ class Training:
         return numbers[0], numbers[1]
 
     def update(self, state: TrainingState) -> None:
-        """One step along the gradients of all batches since the last one."""
+        """One step along the gradients of the batch."""
         learned = [p for group in self.optimizer.param_groups for p in group["params"]]
         nn.utils.clip_grad_norm_(learned, CLIP_NORM)
         self.optimizer.step()
@@ -389,3 +390,47 @@ def learning_rate(settings: TrainingConfig, step: int, length: float) -> float:
     if settings.schedule == "falling":
         warmup, left = min(warmup, int(length / 10)), max(1 - step / max(length, 1.0), 0.0)
     return settings.learning_rate * min(1.0, (step + 1) / max(warmup, 1)) * left
+
+
+# ---- the device ---
+
+
+class Losses:
+    """Losses of steps, kept on the device until they are read.
+
+    Args:
+        device: Of the losses. On the CPU every one is read at once.
+        scale: What a loss was divided by.
+        where: Named in an error.
+    """
+
+    def __init__(self, device: torch.device, *, scale: float, where: str) -> None:
+        self.every = READ_STEPS if device.type == "cuda" else 1
+        self.scale, self.where = scale, where
+        self._waiting: list[tuple[int, Tensor, int | Tensor]] = []
+
+    def add(self, state: TrainingState, loss: Tensor, rows: int | Tensor) -> None:
+        """The loss of the step that was just finished, and of how many prediction times it is."""
+        self._waiting.append((state.global_step, loss, rows))
+        if len(self._waiting) >= self.every:
+            self.read(state)
+
+    def read(self, state: TrainingState) -> None:
+        """Add the waiting losses to the state, with one wait for the device.
+
+        Raises:
+            EhrseqError: A loss is not finite.
+        """
+        if not self._waiting:
+            return
+        values = torch.stack([loss for _, loss, _ in self._waiting]).tolist()
+        waiting, self._waiting = self._waiting, []
+        for (number, _, rows), value in zip(waiting, values, strict=True):
+            if not math.isfinite(value):
+                raise EhrseqError(
+                    f"the loss is not finite at step {number}",
+                    where=self.where,
+                    fix="lower training.learning_rate or use training.precision=32",
+                )
+            state.loss_sum += value * self.scale
+            state.row_count += int(rows)

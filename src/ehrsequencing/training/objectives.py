@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -18,10 +18,32 @@ from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.hazards import expected_nll, horizon_nll
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from ehrsequencing.models.segments import to_device
-from ehrsequencing.training.device import autocast
 from ehrsequencing.training.processes import ALONE, Processes
 
 LossFunction = Callable[[Any, VisitBatch], Tensor]
+
+
+def training_device(name: str | None = None) -> torch.device:
+    """The device of that name; None: the GPU of this process where there is one, else the CPU.
+
+    Raises:
+        EhrseqError: There is no such GPU.
+    """
+    if name is not None:
+        device = torch.device(name)
+        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            raise EhrseqError(
+                f"{name} is not there", where="training.device", fix="write cpu, or leave it out"
+            )
+        return device
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def autocast(device: torch.device, precision: Literal["32", "bf16"]) -> torch.autocast:
+    """The precision in which a model computes (`training.precision`); its weights stay float32."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
 
 
 class HazardsObjective:
@@ -322,24 +344,20 @@ class BesideHazards:
         self.optimizer = torch.optim.AdamW(
             self.parameters, lr=settings.learning_rate, weight_decay=0.0, fused=True
         )
-        self.gradients: list[Tensor | None] = [None] * len(self.parameters)  # of this step so far
+        self.gradients: list[Tensor | None] = [None] * len(self.parameters)  # of this step
 
     def loss(self, batch: VisitBatch) -> Tensor:
         """Summed loss of a batch's masked visits over `divisor`."""
         return self.objective(self.model, batch) / self.divisor
 
     def backward(self, loss: Tensor) -> None:
-        """Add a batch's gradient to those of this step; the hazards' gradients are left alone."""
+        """Keep a batch's gradient for this step; the hazards' gradients are left alone."""
         if not loss.requires_grad:  # nothing could be masked
             return
-        gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
-        pairs = zip(self.gradients, gradients, strict=True)
-        self.gradients = [
-            old if new is None else new if old is None else old + new for old, new in pairs
-        ]
+        self.gradients = [*torch.autograd.grad(loss, self.parameters, allow_unused=True)]
 
     def step(self, learning_rate: float) -> None:
-        """One step along the gradients of all batches since the last one.
+        """One step along the gradient of the batch.
 
         Args:
             learning_rate: Of the hazards' optimiser at this step.

@@ -128,6 +128,7 @@ class RunFolder:
         """
         with alone_in(self.out):
             is_finished = resume and (self.out / MANIFEST).is_file()
+            mark = self.checkpoints / BEGUN
             if is_finished:
                 manifest = read_manifest(self.out, what=self.finished.what)
                 if not self.finished.is_of(manifest):
@@ -142,24 +143,23 @@ class RunFolder:
                     was="holds a finished run made with",
                     fix="name another folder with --out for a run with other settings or data",
                 )
+            elif resume and is_json_of(mark, self.unfinished):
+                decided = {k: v for k, v in self.settings.items() if not k.startswith(MAY_CHANGE)}
+                noted = read_json(mark)
+                require_format(noted, mark)
+                self._require_own(
+                    noted,
+                    decided,
+                    was="was started with",
+                    fix="resume with the settings and data that it was started with, or start in an empty folder",
+                )
             else:
-                self.begin(resume=resume)
+                refuse_foreign(self.out)
+                mine = {**self.unfinished.facts, **self.identity, "made_of": self.settings}
+                write_json(mark, mine)
             yield is_finished
-            if (self.checkpoints / BEGUN).is_file():  # a folder of that name without our mark stays
+            if mark.is_file():  # a folder of that name without our mark stays
                 remove_folder(self.checkpoints)
-
-    def begin(self, *, resume: bool) -> None:
-        """Mark the folder as this run's; refuse a folder that holds another run or other files."""
-        mark = self.checkpoints / BEGUN
-        if resume and is_json_of(mark, self.unfinished):
-            fix = "resume with the settings and data that it was started with, or start in an empty folder"
-            decided = {k: v for k, v in self.settings.items() if not k.startswith(MAY_CHANGE)}
-            noted = read_json(mark)
-            require_format(noted, mark)
-            self._require_own(noted, decided, was="was started with", fix=fix)
-            return
-        refuse_foreign(self.out)
-        write_json(mark, {**self.unfinished.facts, **self.identity, "made_of": self.settings})
 
     def _require_own(
         self, noted: dict[str, Any], settings: Mapping[str, str], *, was: str, fix: str

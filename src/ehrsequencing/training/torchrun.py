@@ -3,7 +3,7 @@
 All hold the same weights. Each computes the gradients of its share of a step's subjects, one `all_reduce` adds them up,
 and all take the same step. The loss is a sum over prediction times divided by a constant, so that the sum of the
 processes' gradients is the gradient of one process. torch's `DistributedDataParallel` averages instead, and needs the
-same number of backward passes in every process; here a long record is cut into parts.
+same number of backward passes in every process; here one may have no subject of a step.
 """
 
 import os

@@ -27,9 +27,13 @@ from ehrsequencing.predictors.recalibration import Recalibration
 from ehrsequencing.records.outcomes import ROWS_AT_ONCE, outcome_labels
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.results.result_types import EpochRow
-from ehrsequencing.training.device import training_device
 from ehrsequencing.training.loop import Objective, ShowProgress, Training, full_step
-from ehrsequencing.training.objectives import BesideHazards, HazardsObjective, OwnObjective
+from ehrsequencing.training.objectives import (
+    BesideHazards,
+    HazardsObjective,
+    OwnObjective,
+    training_device,
+)
 from ehrsequencing.training.plan import Plan
 from ehrsequencing.training.processes import ALONE, Processes
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ehrsequencing.config import ModelSettings, TransferConfig
 from ehrsequencing.core.arrays import Bools, Ints
@@ -205,6 +204,15 @@ class Transfer:
         data = Path(self.prepared.manifest.get("data_path", ""))
         parents = read_parents(data) if data.is_dir() else {}
         match = match_vocabularies(vocabulary, self.source.vocabulary, parents=parents)
+        mode = self.prepared.study.values.mode
+        values = mode if mode in ("polynomial", "interpolate") else "none"
+        has_same_values = self.source.config.values == values
+        is_found = match.source >= 0
+        if not self.source.is_run:  # only queries carry summaries, and pretraining has no queries
+            first = len(vocabulary) - len(vocabulary.made)
+            summaries = [one.summary for one in vocabulary.made]
+            is_found[first:] &= np.array(summaries, dtype=np.int64) < 0  # none without numbers
+        tokens = np.flatnonzero(is_found)
         # every tensor that has a place here, row by row where the vocabulary decides the rows
         copied: dict[str, Bools] = {}  # name of the parameter → which of its rows were copied
         ours = dict(model.named_parameters())
@@ -215,7 +223,17 @@ class Transfer:
                 continue  # pretraining has no queries, so that it was never learned
             is_of_codes = name.startswith(("code_embedding.", "encoder.embedding.code."))
             if is_of_codes and name.endswith((".table.weight", ".value_table.weight")):
-                self._copy_codes(name, ours[name], tensor, match, copied)
+                # of the terms of numbers a token has several rows
+                terms = len(ours[name]) // len(vocabulary)
+                if not has_same_values or terms * len(self.source.vocabulary) != len(tensor):
+                    continue
+                to, origin = (
+                    torch.from_numpy((one[:, None] * terms + np.arange(terms)).ravel())
+                    for one in (tokens, match.source[tokens])
+                )
+                with torch.no_grad():
+                    ours[name][to] = tensor[origin].to(ours[name].dtype)
+                copied[name] = np.repeat(is_found, terms)
             elif ours[name].shape == tensor.shape and not name.endswith("type_table.weight"):
                 with torch.no_grad():
                     ours[name].copy_(tensor)
@@ -240,25 +258,3 @@ class Transfer:
             "transfer": self.settings.model_dump(),
             "overlap": match.overlap(vocabulary, weight),
         }
-
-    def _copy_codes(
-        self, name: str, ours: Tensor, theirs: Tensor, match: Match, copied: dict[str, Bools]
-    ) -> None:
-        """Rows of a table of codes, or of the terms of their numbers (several rows a token)."""
-        vocabulary, source = self.prepared.vocabulary, self.source
-        mode = self.prepared.study.values.mode
-        values = mode if mode in ("polynomial", "interpolate") else "none"
-        terms, their_terms = len(ours) // len(vocabulary), len(theirs) // len(source.vocabulary)
-        if terms != their_terms or source.config.values != values:
-            return
-        is_found = match.source >= 0
-        if not source.is_run:  # only queries carry summaries, and pretraining has no queries
-            first = len(vocabulary) - len(vocabulary.made)
-            summaries = [one.summary for one in vocabulary.made]
-            is_found[first:] &= np.array(summaries, dtype=np.int64) < 0  # none without numbers
-        tokens = np.flatnonzero(is_found)
-        to = (tokens[:, None] * terms + np.arange(terms)).ravel()
-        origin = (match.source[tokens][:, None] * terms + np.arange(terms)).ravel()
-        with torch.no_grad():
-            ours[torch.from_numpy(to)] = theirs[torch.from_numpy(origin)].to(ours.dtype)
-        copied[name] = np.repeat(is_found, terms)

@@ -29,9 +29,8 @@ from ehrsequencing.models.outcomes import (
 )
 from ehrsequencing.models.segments import gather_rows, to_device
 from ehrsequencing.records.timelines import Timelines
-from ehrsequencing.training.device import autocast
 from ehrsequencing.training.loop import step_seed
-from ehrsequencing.training.objectives import Masked, mask_codes
+from ehrsequencing.training.objectives import autocast, mask_codes
 from ehrsequencing.training.pretraining.targets import TargetCodes, TimesToCodes, times_to_codes
 
 MOST_SCORES = 2**21  # of visits times codes in one step: 8 MiB
@@ -148,7 +147,15 @@ class MaskedCodes(CodeObjective):
         left_visits = masked.batch.pin_memory() if device.type == "cuda" else masked.batch
         _, left_states = model.states(left_visits.to(device, non_blocking=True))
         z = gather_rows(left_states, to_device(masked.row, device))
-        left, code = (to_device(x, device) for x in (_left(masked, codes), masked.code))
+        # (M, C) which target codes are still in each visit
+        left = torch.zeros(len(masked.row), len(codes), dtype=torch.bool)
+        place = torch.full((masked.batch.n_visits,), -1)
+        place[masked.row] = torch.arange(len(masked.row))
+        row = place[masked.batch.visit_of_code]
+        number = torch.from_numpy(codes.number)[masked.batch.codes]
+        both = (row >= 0) & (number >= 0)
+        left[row[both], number[both]] = True
+        left, code = (to_device(x, device) for x in (left, masked.code))
         table = code_embedding(model).table
         scores = self.scores(z, table(torch.from_numpy(codes.tokens).to(device)))
         loss, by_frequency = _log_share(scores, left, code), None
@@ -162,18 +169,6 @@ class MaskedCodes(CodeObjective):
 def _log_share(scores: Tensor, left: Tensor, code: Tensor) -> Tensor:
     """(M,) −log softmax of scores (M, C) at one code each (M,), among the codes that are not left in the visit."""
     return F.cross_entropy(scores.masked_fill(left, float("-inf")), code, reduction="none")
-
-
-def _left(masked: Masked, codes: TargetCodes) -> Tensor:
-    """(M, C) which target codes are still in each visit."""
-    place = torch.full((masked.batch.n_visits,), -1)
-    place[masked.row] = torch.arange(len(masked.row))
-    row = place[masked.batch.visit_of_code]
-    code = torch.from_numpy(codes.number)[masked.batch.codes]
-    both = (row >= 0) & (code >= 0)
-    left = torch.zeros(len(masked.row), len(codes), dtype=torch.bool)
-    left[row[both], code[both]] = True
-    return left
 
 
 class CodeScores(nn.Module):

@@ -25,8 +25,8 @@ from ehrsequencing.models.ensemble import build_model
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.training.checkpoints import TrainingState
-from ehrsequencing.training.device import training_device
 from ehrsequencing.training.loop import ShowProgress, Training
+from ehrsequencing.training.objectives import training_device
 from ehrsequencing.training.plan import SAVING, shape_of_inputs
 from ehrsequencing.training.pretraining.objectives import (
     OBJECTIVES,

@@ -1,8 +1,7 @@
 """What pretraining predicts: the target codes of a visit, and when each comes next; and which codes it must not.
 
 Targets are codes, not tokens: a joint token (`CODE//Q3`) counts as its code. Unknown tokens, summaries and excluded
-codes are never targets, but a model still reads them. Everything is looked up in the whole record, so that it does not
-depend on how the loader cuts long records.
+codes are never targets, but a model still reads them. Everything is looked up in the whole record.
 
 To predict the time or presence of the outcome's own code is supervised learning under another name: the benefit of
 records without labels would be overstated. So the codes that name a task's outcome are no targets (`excluded_targets`).
@@ -272,9 +271,13 @@ def near_synonyms(records: TaskRecords, vocabulary: Vocabulary, *, causes: int) 
         else np.zeros((0, 2), np.int64)
     )
     with_outcome = len(np.unique(pairs[:, 0]))
-    carriers = _carriers(records, vocabulary)
     if not with_outcome:
         return np.zeros(0, dtype=np.int64)
+    # how many subjects with a prediction time have each code
+    owner = np.repeat(timelines.owner, np.diff(timelines.visit_offsets))
+    kept = (np.diff(rows.row_offsets) > 0)[owner]
+    seen = np.unique(owner[kept] * size + vocabulary.base[timelines.codes][kept])
+    carriers = np.bincount(seen % size, minlength=size)
     for one in np.array_split(pairs, max(1, len(pairs) // 10_000)):
         # the codes of these subjects; a visit is within a day of a moment when any part of it is
         visits, visit_offsets = ragged(timelines.subject_offsets, one[:, 0])
@@ -294,13 +297,3 @@ def near_synonyms(records: TaskRecords, vocabulary: Vocabulary, *, causes: int) 
     )
     is_synonym &= np.arange(size) >= vocabulary.n_unknown
     return np.flatnonzero(is_synonym)
-
-
-def _carriers(records: TaskRecords, vocabulary: Vocabulary) -> Ints:
-    """(V,) how many subjects with a prediction time have each code."""
-    timelines = records.timelines
-    has_rows = np.diff(records.rows.row_offsets) > 0
-    owner = np.repeat(timelines.owner, np.diff(timelines.visit_offsets))
-    kept = has_rows[owner]
-    seen = np.unique(owner[kept] * len(vocabulary) + vocabulary.base[timelines.codes][kept])
-    return np.bincount(seen % len(vocabulary), minlength=len(vocabulary))
