@@ -147,9 +147,8 @@ def from_table(
     with private_folder() as folder:
         rows.to_parquet(folder / "table.parquet", index=False)
         import_csv(folder / "table.parquet", out, map=columns, overwrite=overwrite, progress=False)
-    if (
-        horizons is None
-    ):  # quartiles of the days from the first start to the first event, in whole days
+    if horizons is None:
+        # quartiles of the days from the first start to the first event, in whole days
         first = table[happened == causes[0]].groupby(SUBJECT)[STOP].min()
         wait = (first - table.groupby(SUBJECT)[START].min()) / pd.Timedelta(days=1)
         horizons = sorted({*np.ceil(wait.quantile([0.25, 0.5, 0.75])).clip(lower=1.0)})
