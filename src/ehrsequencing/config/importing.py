@@ -201,6 +201,11 @@ class TableMap(Settings):
             whens += [event.time] if is_alone or is_life else []
         return [name for name in self.date_columns() if name in whens]
 
+    def strict_columns(self) -> list[str]:
+        """Columns that are refused where a tenth of the cells cannot be read: dates, and `numeric` numbers."""
+        names = [event.value for event in self.events if event.numeric]
+        return [*self.date_columns(), *(name for name in names if name is not None)]
+
     def number_columns(self) -> list[str]:
         """Columns that hold numbers."""
         names = [event.value for event in self.events]

@@ -127,32 +127,6 @@ def page(explorer: Explorer) -> str:
     blocks = {"patients": pack(*_patient_arrays(explorer))}
     if explorer.removals is not None and explorer.removed is not None:
         blocks["removals"] = pack(*_removal_arrays(explorer, explorer.removals, explorer.removed))
-    about = _about(explorer) | {"blocks": {name: listed for name, (listed, _) in blocks.items()}}
-    templates = environment("explorer")
-    folder = Path(__file__).parent / "templates"
-    script = "\n".join((folder / name).read_text(encoding="utf-8") for name in MODULE)
-    style = templates.get_template("explorer.css.jinja").render()
-    return templates.get_template("explorer.html.jinja").render(
-        about=about,
-        about_json=json_text(about),
-        audit=saved_audit(explorer.run.folder),
-        blocks=[(name, Markup(text)) for name, (_, text) in blocks.items()],
-        in_all=explorer.gathered.in_all,
-        policy=f"default-src 'none'; script-src {hashed(script)}; style-src {hashed(style)}; img-src data:; "
-        "base-uri 'none'; form-action 'none'",
-        script=Markup(script),
-        style=Markup(style),
-        version=__version__,
-    )
-
-
-def _clean(text: str) -> str:
-    """Text without control characters, half surrogates and marks that turn the direction of writing."""
-    return _NOT_TEXT.sub("�", text)
-
-
-def _about(explorer: Explorer) -> dict[str, object]:
-    """What the page knows beside its arrays."""
     run, task, shown, settings = explorer.run, explorer.run.task, explorer.shown, explorer.settings
     codes = [
         {
@@ -166,7 +140,7 @@ def _about(explorer: Explorer) -> dict[str, object]:
             shown.names, shown.words, shown.units, shown.lanes, shown.is_known, strict=True
         )
     ]
-    return {
+    about = {  # what the page knows beside its arrays
         "title": _clean(task.heading),
         "question": _clean(question(task)),
         "causes": [_clean(cause) for cause in task.causes],
@@ -188,7 +162,29 @@ def _about(explorer: Explorer) -> dict[str, object]:
         "oldest": OLDEST,
         "not_known": NOT_KNOWN,
         "edits": None if explorer.removals is None else "latest" if explorer.latest_only else "all",
+        "blocks": {name: listed for name, (listed, _) in blocks.items()},
     }
+    templates = environment("explorer")
+    folder = Path(__file__).parent / "templates"
+    script = "\n".join((folder / name).read_text(encoding="utf-8") for name in MODULE)
+    style = templates.get_template("explorer.css.jinja").render()
+    return templates.get_template("explorer.html.jinja").render(
+        about=about,
+        about_json=json_text(about),
+        audit=saved_audit(explorer.run.folder),
+        blocks=[(name, Markup(text)) for name, (_, text) in blocks.items()],
+        in_all=explorer.gathered.in_all,
+        policy=f"default-src 'none'; script-src {hashed(script)}; style-src {hashed(style)}; img-src data:; "
+        "base-uri 'none'; form-action 'none'",
+        script=Markup(script),
+        style=Markup(style),
+        version=__version__,
+    )
+
+
+def _clean(text: str) -> str:
+    """Text without control characters, half surrogates and marks that turn the direction of writing."""
+    return _NOT_TEXT.sub("�", text)
 
 
 def _landmarks(explorer: Explorer) -> list[float]:

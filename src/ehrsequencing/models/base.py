@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -172,11 +172,10 @@ class SurvivalModel(Answering, nn.Module):
                 cause=batch.cause.masked_fill(batch.is_query, 0),
                 subject_offsets=batch.subject_offsets,
             )
-        at_risk = batch.host.at_risk  # counted on the CPU, since their number is a shape
-        assert at_risk is not None
+        # counted on the CPU, since their number is a shape
+        at_risk = cast(Tensor, batch.host.at_risk)
         rows = to_device(at_risk.nonzero().squeeze(1), logits.device)
-        duration_days, entry_days = batch.duration_days, batch.entry_days
-        assert duration_days is not None
+        duration_days, entry_days = cast(Tensor, batch.duration_days), batch.entry_days
         terms = horizon_nll(
             logits.index_select(0, rows),
             self.config.edges_days,
@@ -186,15 +185,12 @@ class SurvivalModel(Answering, nn.Module):
         )
         if z is not None:
             # of the rows at risk, summed over all outcomes
-            listed, codes, days = batch.outcome_rows, batch.outcome_codes, batch.outcome_days
-            assert self.outcomes is not None
-            assert listed is not None
-            assert codes is not None
-            assert days is not None
+            columns = (batch.outcome_rows, batch.outcome_codes, batch.outcome_days)
+            listed, codes, days = cast(tuple[Tensor, Tensor, Tensor], columns)
             place = rows.new_zeros(batch.n_visits).index_copy(
                 0, rows, torch.arange(len(rows), device=rows.device)
             )
-            terms = terms + self.outcomes.nll(
+            terms = terms + cast(OutcomeHead, self.outcomes).nll(
                 z.index_select(0, rows),
                 stop_days=duration_days[rows],
                 labels=OutcomeLabels(place[listed], codes, days),
@@ -209,9 +205,9 @@ class SurvivalModel(Answering, nn.Module):
         """
         nll = self.nll(batch)
         if divisor is None:
-            host = batch.host
-            assert host.at_risk is not None
-            counted = host.at_risk & ~host.is_query if self.config.head == "visit" else host.at_risk
+            counted = cast(Tensor, batch.host.at_risk)
+            if self.config.head == "visit":
+                counted = counted & ~batch.host.is_query
             divisor = max(int(counted.sum()), 1)
         return nll.sum() / divisor
 

@@ -196,9 +196,7 @@ class _File:
                 message has the forms of two cells, never a cell.
         """
         table_map, odd = self.map, dict[str, list[str]]()  # column → forms of cells that are lost
-        # refused where a tenth of the cells cannot be read: dates, and `numeric` numbers
-        kinds = {event.value: False for event in table_map.events if event.numeric and event.value}
-        kinds |= dict.fromkeys(table_map.date_columns(), True)
+        kinds = {name: name in table_map.date_columns() for name in table_map.strict_columns()}
         columns = table_map.columns()
         for block in job.blocks(
             [self.table], counts, columns, self.dates, decimal=table_map.decimal
