@@ -148,7 +148,10 @@ def from_table(
         rows.to_parquet(folder / "table.parquet", index=False)
         import_csv(folder / "table.parquet", out, map=columns, overwrite=overwrite, progress=False)
     if horizons is None:
-        horizons = _quartiles(table, happened == causes[0])
+        # quartiles of the days from the first start to the first event, in whole days
+        first = table[happened == causes[0]].groupby(SUBJECT)[STOP].min()
+        wait = (first - table.groupby(SUBJECT)[START].min()) / pd.Timedelta(days=1)
+        horizons = sorted({*np.ceil(wait.quantile([0.25, 0.5, 0.75])).clip(lower=1.0)})
     of_cause = {name: f"EVENT//{name}" for name in causes}
     task = {
         "name": "".join(c if c.isalnum() else "_" for c in event).strip("_") or "event",
@@ -368,11 +371,3 @@ def _marks(table: pd.DataFrame, time: str, code: str, which: str) -> pd.DataFram
     """One row a subject: a code at its first or its last time (min, max)."""
     times = table.groupby(SUBJECT)[time].agg(which)
     return pd.DataFrame({SUBJECT: times.index, START: times.to_numpy(), _CODE: code})
-
-
-def _quartiles(table: pd.DataFrame, has_event: pd.Series) -> list[float]:
-    """Quartiles of the days from the first start to the first event, in whole days."""
-    first = table[has_event].groupby(SUBJECT)[STOP].min()
-    wait = (first - table.groupby(SUBJECT)[START].min()) / pd.Timedelta(days=1)
-    days = np.ceil(wait.quantile([0.25, 0.5, 0.75])).clip(lower=1.0)
-    return sorted(set(days))

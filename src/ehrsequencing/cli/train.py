@@ -24,6 +24,8 @@ from ehrsequencing.results.result_types import Origin
 if TYPE_CHECKING:
     from ehrsequencing.prediction.run import Run
 
+FEW_FOUND = 0.5  # share of the records' codes below which little is transferred
+
 
 def train(
     prepared: Path,
@@ -38,7 +40,6 @@ def train(
     from ehrsequencing.api.training import refuse_of_network, train as train_run
     from ehrsequencing.config import refuse_changes, refuse_other_task
     from ehrsequencing.records.prepared import Prepared
-    from ehrsequencing.reporting.pages import transfer_advice, transfer_lines
 
     if not study.training.network:
         refuse_of_network(
@@ -52,10 +53,24 @@ def train(
         task = task or study.task.name
 
     def show_start(started_from: Origin | None) -> None:
-        for line in transfer_lines(started_from):
-            say(line)
-        if advice := transfer_advice(started_from):
-            warn(advice)
+        if started_from is None:
+            return
+        overlap = started_from["overlap"]
+        shares = [
+            f"{each['share']:.0%} by {reason}"
+            for reason, each in overlap.items()
+            if reason != "none" and each["codes"]
+        ]
+        known = 1.0 - overlap["none"]["share"]
+        say(
+            f"starts from {started_from['folder']}: {', '.join(shares) or 'none'} of the records' codes;"
+            f" {1.0 - known:.0%} not found"
+        )
+        if known < FEW_FOUND:
+            warn(
+                f"little is transferred: the model knows {known:.0%} of the records' codes. Give codes the names of the"
+                " other data, or name their parents in metadata/codes.parquet. Compare with a training without --init."
+            )
 
     given |= {"study": study, "task": task, "progress": shown()}
     with unfinished(out):

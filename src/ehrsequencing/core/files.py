@@ -368,25 +368,6 @@ def read_unpacked(path: Path, *, where: str = "") -> bytes:
     return data
 
 
-def refuse_pipes(folder: Path) -> None:
-    """Refuse a folder with something in it that is neither a file nor a folder; hidden names are left alone.
-
-    Who opens a pipe waits for ever, and a link to nothing is a table that nobody misses. Names of files are not said:
-    they may be a patient's.
-
-    Raises:
-        EhrseqError: There is one.
-    """
-    for place, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        if not all(name.startswith(".") or Path(place, name).is_file() for name in files):
-            raise EhrseqError(
-                "holds a pipe, a socket, a device or a link to nothing",
-                where=place,
-                fix="list it with ls -l, and remove what is no file or make it one",
-            )
-
-
 def sha256(path: Path) -> str:
     """SHA-256 of a file's bytes, in hexadecimal."""
     with disk_errors("cannot be read", path), open(path, "rb") as file:

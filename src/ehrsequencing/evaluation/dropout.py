@@ -134,28 +134,24 @@ class Paths:
     baseline: StepFunction  # A by time since the index
 
     @cached_property
-    def _until(self) -> tuple[Floats, Floats]:
-        """(R,) A at the start of each piece, and the subject's cumulative hazard there."""
+    def _clock(self) -> tuple[Floats, Ints, Floats, Floats]:
+        """Distinct starts, and of each piece (R,) its key, A at its start, and the subject's hazard up to there."""
+        starts = np.unique(self.pieces.start_days)
+        rank = np.searchsorted(starts, self.pieces.start_days)
         at_start = self.baseline.at(self.pieces.start_days)
         gained = self.factor * (self.baseline.at(self.pieces.stop_days) - at_start)
         total = np.r_[0.0, np.cumsum(gained)][:-1]
         first = np.searchsorted(self.pieces.subject, self.pieces.subject)
-        return at_start, total - total[first]
-
-    @cached_property
-    def _keys(self) -> tuple[Floats, Ints]:
-        starts = np.unique(self.pieces.start_days)
-        rank = np.searchsorted(starts, self.pieces.start_days)
-        return starts, self.pieces.subject * (len(starts) + 1) + rank
+        keys = self.pieces.subject * (len(starts) + 1) + rank
+        return starts, keys, at_start, total - total[first]
 
     def hazard(self, subject: ArrayLike, days: ArrayLike, *, before: bool) -> Floats:
         """Cumulative hazard of leaving by `days` since the index, or just before them; by the newest history there."""
         owner, until = np.broadcast_arrays(np.asarray(subject), np.asarray(days, np.float64))
-        starts, keys = self._keys
+        starts, keys, at_start, total = self._clock
         wanted = owner * (len(starts) + 1) + np.searchsorted(starts, until, side="left")
         piece = np.maximum(np.searchsorted(keys, wanted, side="left") - 1, 0)
         inside = self.pieces.subject[piece] == owner
-        at_start, total = self._until
         at = (self.baseline.before if before else self.baseline.at)(until)
         return np.where(inside, total[piece] + self.factor[piece] * (at - at_start[piece]), 0.0)
 

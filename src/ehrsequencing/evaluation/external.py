@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ehrsequencing.config import DataConfig, DriftConfig, EvaluationConfig, TaskConfig
+from ehrsequencing.config import DataConfig, DriftConfig, EvaluationConfig
 from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, private_folder, read_json, refuse_overlap
@@ -93,7 +93,19 @@ def read_external(
     encoder = Encoder(run, parents)
     surveyed = survey(reader, lambda: People(run.vocabulary, encoder.excluded, run.study.visits))
     codes, unknown = surveyed.part.subjects, surveyed.part.unknown(run.vocabulary, encoder.excluded)
-    unmatched = _unmatched(task, codes, parents)
+    named = {
+        "index.code": task.index.code,
+        "censoring.code": task.censoring.code,
+        "censoring.start": task.censoring.start,
+        **{f"outcome.{cause}": patterns for cause, patterns in task.outcome.items()},
+        **{f"competing.{cause}": patterns for cause, patterns in task.competing.items()},
+    }
+    there = (*codes, *parents, BIRTH, DEATH)
+    unmatched = [
+        f"{name}: {', '.join(patterns)}"
+        for name, patterns in named.items()
+        if patterns and not any(map(CodeMatcher(patterns, parents=parents), there))
+    ]
     if any(not text.startswith("competing.") for text in unmatched):
         whole = sum(not encoder.excluded(code) for code in codes)
         known = f"{len(unknown)} of its {whole} codes are unknown to the run"
@@ -150,25 +162,6 @@ def _mapped(parts: Iterable[TaskRecords], folder: Path) -> TaskRecords:
             appender.append(folder / "rows", part.rows)
     lines = open_arrays(Timelines, folder / "visits")
     return TaskRecords(lines, open_arrays(TaskRows, folder / "rows"))
-
-
-def _unmatched(
-    task: TaskConfig, codes: Iterable[str], parents: Mapping[str, list[str]]
-) -> list[str]:
-    """Settings of the task whose codes match nothing here, as `outcome.death: CODE`."""
-    named = {
-        "index.code": task.index.code,
-        "censoring.code": task.censoring.code,
-        "censoring.start": task.censoring.start,
-        **{f"outcome.{cause}": patterns for cause, patterns in task.outcome.items()},
-        **{f"competing.{cause}": patterns for cause, patterns in task.competing.items()},
-    }
-    known = (*codes, *parents, BIRTH, DEATH)
-    return [
-        f"{name}: {', '.join(patterns)}"
-        for name, patterns in named.items()
-        if patterns and not any(map(CodeMatcher(patterns, parents=parents), known))
-    ]
 
 
 def validate(

@@ -4,7 +4,7 @@ Outcomes with fewer than 50 events are pooled: their own numbers would be noise,
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -20,12 +20,13 @@ from ehrsequencing.metrics.censoring import divide
 from ehrsequencing.metrics.discrimination import stratified_auc, wolbers_c
 from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.models.hazards import exposure
-from ehrsequencing.models.outcomes import onset_risk
+from ehrsequencing.models.outcomes import OutcomeHead, onset_risk
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.predictors.network import states_of_rows
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.outcomes import outcome_labels
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.records.timelines import OutcomeEvents
 from ehrsequencing.results.redaction import redact_rows
 
 FEWEST_EVENTS = 50  # subjects with the event, below which an outcome has no line of its own
@@ -158,7 +159,6 @@ class OutcomeRows:
         chosen = drawn_subjects(whole, settings)
         self.records = whole if chosen is None else whole.take(chosen)
         self.rows, self.edges = self.records.rows, run.model.config.edges_days
-        assert self.records.outcomes is not None
         self.subject = self.rows.subject
         self.subject_ids = np.unique(self.subject)
         self.near_days, self.far_days = run.task.horizons[0], run.task.horizons[-1]
@@ -172,7 +172,7 @@ class OutcomeRows:
         weights[:, self.subject_ids] = np.concatenate([np.ones((1, len(self.subject_ids))), *drawn])
         self.weights = weights
         every = np.arange(len(self.rows))
-        listed = outcome_labels(self.records.outcomes, self.rows, every)
+        listed = outcome_labels(cast(OutcomeEvents, self.records.outcomes), self.rows, every)
         order = np.lexsort((listed.row, listed.code))
         self.listed_row, self.listed_days = listed.row[order], listed.days[order]
         self.bounds = np.searchsorted(listed.code[order], np.arange(len(run.outcomes) + 1))
@@ -203,26 +203,26 @@ class OutcomeRows:
             states[torch.from_numpy(self.at_landmarks)],
             len(self.run.outcomes),
         )
-        assert self.model.outcomes is not None
         for start in range(0, n_outcomes, _CODES_AT_ONCE):
             codes = np.arange(start, min(start + _CODES_AT_ONCE, n_outcomes))
             risk = self._risk(states, causes, codes)
             with torch.no_grad():
-                own = self.model.outcomes.log_hazards(at_landmarks, torch.from_numpy(codes))
+                own = cast(OutcomeHead, self.model.outcomes).log_hazards(
+                    at_landmarks, torch.from_numpy(codes)
+                )
                 hazards = own.exp()
             for place, number in enumerate(codes.tolist()):
                 yield self._outcome(number, risk[:, place], hazards[:, place])
 
     def _risk(self, states: torch.Tensor, causes: torch.Tensor, codes: Ints) -> Floats32:
         """(R, c, 2) by the first and the last horizon."""
-        assert self.model.outcomes is not None
         out = np.zeros((len(self.rows), len(codes), 2), dtype=np.float32)
         days, chosen = [self.near_days, self.far_days], torch.from_numpy(codes)
         start_days = self.run.task.blanking
         with torch.no_grad():
             for low in range(0, len(out), 4096):
                 part = slice(low, low + 4096)
-                own = self.model.outcomes.log_hazards(states[part], chosen)
+                own = cast(OutcomeHead, self.model.outcomes).log_hazards(states[part], chosen)
                 risk = onset_risk(
                     own, causes[part], self.edges, horizons_days=days, start_days=start_days
                 )

@@ -28,7 +28,7 @@ from ehrsequencing.evaluation.results import add_result, number
 from ehrsequencing.evaluation.rivals import Evaluated, fit_rivals
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.prediction.run import Run, opened
-from ehrsequencing.predictors.fit import landmark_nll
+from ehrsequencing.predictors.fit import at_landmarks
 from ehrsequencing.records.attrition import too_few
 from ehrsequencing.records.events import NEVER
 from ehrsequencing.records.prepare import prepare, require_made_of
@@ -391,8 +391,9 @@ def _judge(
     sizes = {name: part["steps"][-1]["subjects"] for name, part in splits.items()}
     rows, _, _ = evaluation.tables(progress=stage)
     records = parts.records(run.task.name, "tuning")
+    nll = run.predictor.nll(records)[at_landmarks(records.rows, run.task)]
     tuning = {
-        OURS: landmark_nll(run.predictor, records, run.task),
+        OURS: float(nll.mean()) if len(nll) else float("nan"),
         **{one.model.name: one.tuning_nll for one in evaluation.fitted},
     }
     return {

@@ -110,7 +110,17 @@ def explain_cohort(
     people = list(subject_records(records, set(everybody[by_hash[:subjects]].tolist())))
     others = _other_values(people)
     has_numbers = question.run.study.values.mode != "none"
-    ranges = _ranges(people) if has_numbers else {}
+    # the percentiles `RANGE` of each code's newest numbers, of codes of at least 11 subjects
+    numbers: dict[str, list[float]] = {}
+    for record in people if has_numbers else ():
+        for name, row in _newest_numbers(record).items():
+            numbers.setdefault(name, []).append(float(record.record.events.value[row]))
+    percentiles = {
+        name: np.percentile(own, RANGE).tolist()
+        for name, own in numbers.items()
+        if len(own) >= SMALLEST_COUNT
+    }
+    ranges = {name: (low, high) for name, (low, high) in percentiles.items() if low < high}
     found = [removed_codes(question, record) for record in people]
     contrasts = [_contrasts(record, others, ranges) for record in people]
     carriers = Counter(code for codes, _ in found for code in codes)
@@ -165,20 +175,6 @@ def _newest_numbers(record: SubjectRecord) -> dict[str, int]:
     events = record.record.events
     rows = np.flatnonzero(record.known_rows() & ~np.isnan(events.value))
     return {events.codes[events.code[row]]: row for row in rows.tolist()}
-
-
-def _ranges(people: Sequence[SubjectRecord]) -> dict[str, tuple[float, float]]:
-    """The percentiles `RANGE` of each code's newest numbers, of codes of at least 11 subjects."""
-    numbers: dict[str, list[float]] = {}
-    for record in people:
-        for code, row in _newest_numbers(record).items():
-            numbers.setdefault(code, []).append(float(record.record.events.value[row]))
-    percentiles = {
-        code: np.percentile(own, RANGE).tolist()
-        for code, own in numbers.items()
-        if len(own) >= SMALLEST_COUNT
-    }
-    return {code: (low, high) for code, (low, high) in percentiles.items() if low < high}
 
 
 def _contrasts(

@@ -15,12 +15,12 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from ehrsequencing.core.arrays import Ints
+from ehrsequencing.core.arrays import Floats32, Ints
 from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.core.outputs import EXPLORER, output_file
 from ehrsequencing.core.version import __version__
 from ehrsequencing.evaluation.context import question
-from ehrsequencing.explorer.codes import Explorer
+from ehrsequencing.explorer.codes import Explorer, Removals
 from ehrsequencing.explorer.patients import NOT_KNOWN, OLDEST, landmark_rows
 from ehrsequencing.prediction.run import saved_audit
 from ehrsequencing.reporting.wording import duration, environment, hashed, json_text
@@ -125,34 +125,8 @@ def write_page(explorer: Explorer, out: Path, *, overwrite: bool = False) -> Non
 def page(explorer: Explorer) -> str:
     """The page of an explorer as a string of HTML, which asks nobody."""
     blocks = {"patients": pack(*_patient_arrays(explorer))}
-    if explorer.removals is not None:
-        blocks["removals"] = pack(*_removal_arrays(explorer))
-    about = _about(explorer) | {"blocks": {name: listed for name, (listed, _) in blocks.items()}}
-    templates = environment("explorer")
-    folder = Path(__file__).parent / "templates"
-    script = "\n".join((folder / name).read_text(encoding="utf-8") for name in MODULE)
-    style = templates.get_template("explorer.css.jinja").render()
-    return templates.get_template("explorer.html.jinja").render(
-        about=about,
-        about_json=json_text(about),
-        audit=saved_audit(explorer.run.folder),
-        blocks=[(name, Markup(text)) for name, (_, text) in blocks.items()],
-        in_all=explorer.gathered.in_all,
-        policy=f"default-src 'none'; script-src {hashed(script)}; style-src {hashed(style)}; img-src data:; "
-        "base-uri 'none'; form-action 'none'",
-        script=Markup(script),
-        style=Markup(style),
-        version=__version__,
-    )
-
-
-def _clean(text: str) -> str:
-    """Text without control characters, half surrogates and marks that turn the direction of writing."""
-    return _NOT_TEXT.sub("�", text)
-
-
-def _about(explorer: Explorer) -> dict[str, object]:
-    """What the page knows beside its arrays."""
+    if explorer.removals is not None and explorer.removed is not None:
+        blocks["removals"] = pack(*_removal_arrays(explorer, explorer.removals, explorer.removed))
     run, task, shown, settings = explorer.run, explorer.run.task, explorer.shown, explorer.settings
     codes = [
         {
@@ -166,7 +140,7 @@ def _about(explorer: Explorer) -> dict[str, object]:
             shown.names, shown.words, shown.units, shown.lanes, shown.is_known, strict=True
         )
     ]
-    return {
+    about = {  # what the page knows beside its arrays
         "title": _clean(task.heading),
         "question": _clean(question(task)),
         "causes": [_clean(cause) for cause in task.causes],
@@ -188,7 +162,29 @@ def _about(explorer: Explorer) -> dict[str, object]:
         "oldest": OLDEST,
         "not_known": NOT_KNOWN,
         "edits": None if explorer.removals is None else "latest" if explorer.latest_only else "all",
+        "blocks": {name: listed for name, (listed, _) in blocks.items()},
     }
+    templates = environment("explorer")
+    folder = Path(__file__).parent / "templates"
+    script = "\n".join((folder / name).read_text(encoding="utf-8") for name in MODULE)
+    style = templates.get_template("explorer.css.jinja").render()
+    return templates.get_template("explorer.html.jinja").render(
+        about=about,
+        about_json=json_text(about),
+        audit=saved_audit(explorer.run.folder),
+        blocks=[(name, Markup(text)) for name, (_, text) in blocks.items()],
+        in_all=explorer.gathered.in_all,
+        policy=f"default-src 'none'; script-src {hashed(script)}; style-src {hashed(style)}; img-src data:; "
+        "base-uri 'none'; form-action 'none'",
+        script=Markup(script),
+        style=Markup(style),
+        version=__version__,
+    )
+
+
+def _clean(text: str) -> str:
+    """Text without control characters, half surrogates and marks that turn the direction of writing."""
+    return _NOT_TEXT.sub("�", text)
 
 
 def _landmarks(explorer: Explorer) -> list[float]:
@@ -233,10 +229,10 @@ def _patient_arrays(explorer: Explorer) -> tuple[dict[str, NDArray[np.generic]],
     return arrays, coded
 
 
-def _removal_arrays(explorer: Explorer) -> tuple[dict[str, NDArray[np.generic]], dict[str, str]]:
-    removals, removed, patients = explorer.removals, explorer.removed, explorer.gathered.patients
-    assert removals is not None
-    assert removed is not None
+def _removal_arrays(
+    explorer: Explorer, removals: Removals, removed: Floats32
+) -> tuple[dict[str, NDArray[np.generic]], dict[str, str]]:
+    patients = explorer.gathered.patients
     owner = np.repeat(np.arange(len(patients)), np.diff(removals.edit_offsets))
     length = np.diff(removals.answer_offsets)
     edit = np.repeat(np.arange(len(removals)), length)

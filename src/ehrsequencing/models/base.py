@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -172,11 +172,10 @@ class SurvivalModel(Answering, nn.Module):
                 cause=batch.cause.masked_fill(batch.is_query, 0),
                 subject_offsets=batch.subject_offsets,
             )
-        at_risk = batch.host.at_risk  # counted on the CPU, since their number is a shape
-        assert at_risk is not None
+        # counted on the CPU, since their number is a shape
+        at_risk = cast(Tensor, batch.host.at_risk)
         rows = to_device(at_risk.nonzero().squeeze(1), logits.device)
-        duration_days, entry_days = batch.duration_days, batch.entry_days
-        assert duration_days is not None
+        duration_days, entry_days = cast(Tensor, batch.duration_days), batch.entry_days
         terms = horizon_nll(
             logits.index_select(0, rows),
             self.config.edges_days,
@@ -186,15 +185,12 @@ class SurvivalModel(Answering, nn.Module):
         )
         if z is not None:
             # of the rows at risk, summed over all outcomes
-            listed, codes, days = batch.outcome_rows, batch.outcome_codes, batch.outcome_days
-            assert self.outcomes is not None
-            assert listed is not None
-            assert codes is not None
-            assert days is not None
+            columns = (batch.outcome_rows, batch.outcome_codes, batch.outcome_days)
+            listed, codes, days = cast(tuple[Tensor, Tensor, Tensor], columns)
             place = rows.new_zeros(batch.n_visits).index_copy(
                 0, rows, torch.arange(len(rows), device=rows.device)
             )
-            terms = terms + self.outcomes.nll(
+            terms = terms + cast(OutcomeHead, self.outcomes).nll(
                 z.index_select(0, rows),
                 stop_days=duration_days[rows],
                 labels=OutcomeLabels(place[listed], codes, days),
@@ -209,9 +205,9 @@ class SurvivalModel(Answering, nn.Module):
         """
         nll = self.nll(batch)
         if divisor is None:
-            host = batch.host
-            assert host.at_risk is not None
-            counted = host.at_risk & ~host.is_query if self.config.head == "visit" else host.at_risk
+            counted = cast(Tensor, batch.host.at_risk)
+            if self.config.head == "visit":
+                counted = counted & ~batch.host.is_query
             divisor = max(int(counted.sum()), 1)
         return nll.sum() / divisor
 
@@ -379,8 +375,14 @@ def read_config(folder: Path) -> ModelConfig:
 
 def read_weights(folder: Path, config: ModelConfig, build: Callable[[ModelConfig], Model]) -> Model:
     """The model of a configuration with the weights of a folder; errors as of `SurvivalModel.from_pretrained`."""
-    weights = _read_tensors(folder / WEIGHTS_FILE)
-    where, fix = str(folder / WEIGHTS_FILE), "save the model again"
+    path = folder / WEIGHTS_FILE
+    where, fix = str(path), "save the model again"
+    try:
+        with disk_errors("cannot be read", path), safe_open(path, framework="pt") as file:
+            # cloned into memory of its own: aligned, so that sums round as before, and safe if the file is replaced
+            weights = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    except SafetensorError as error:
+        raise EhrseqError("is not a safetensors file", where=where, fix=fix) from error
     if config.layers * config.members > len(weights):  # before anything of that size is built
         raise EhrseqError(
             "holds fewer tensors than the configuration has layers", where=where, fix=fix
@@ -437,14 +439,3 @@ class _Unstarted(TorchFunctionMode):
         if func is torch.arange:
             return torch.empty(*args, dtype=torch.int64)
         return func(*args, **given)
-
-
-def _read_tensors(path: Path) -> dict[str, Tensor]:
-    try:
-        with disk_errors("cannot be read", path), safe_open(path, framework="pt") as file:
-            # cloned into memory of its own: aligned, so that sums round as before, and safe if the file is replaced
-            return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a mapping)
-    except SafetensorError as error:
-        raise EhrseqError(
-            "is not a safetensors file", where=str(path), fix="save the model again"
-        ) from error

@@ -4,6 +4,7 @@ All tables but that of the codes start with standard deviation d^-½, so that ro
 """
 
 import math
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -174,10 +175,8 @@ class CodeEmbedding(nn.Module):
         size: int,
     ) -> NumberCells:
         """The codes that have a number, as `_layout` lays them."""
-        assert self.value_table is not None
-        assert batch.values is not None
-        weight = self.value_table.weight
-        rank, value = batch.values[numbered].to(weight.dtype).unbind(1)
+        weight = cast(nn.Embedding, self.value_table).weight
+        rank, value = cast(Tensor, batch.values)[numbered].to(weight.dtype).unbind(1)
         one = torch.ones_like(rank)
         if self.mode == "polynomial":
             own = torch.stack([one, rank, rank.square() - 1, value], 1)

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ehrsequencing.core.arrays import Ints, hash_u64
+from ehrsequencing.core.arrays import Floats32, Ints, hash_u64
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import (
     atomic_path,
@@ -182,12 +182,11 @@ class Journal:
 
     def _add(self, file: Any, schema: pa.Schema, end_us: int, known: Hashes, risks: Risks) -> None:
         """Append predictions, which hold hazards and indexes, to a night's file; those that are known are left out."""
-        assert risks.hazards is not None
-        assert risks.index_us is not None
         persons, made_us = self.persons(risks.subject_id), risks.prediction_us
+        index_us, of_rows = cast(tuple[Ints, Floats32], (risks.index_us, risks.hazards))
         new = ~np.isin(_hashes(persons, made_us), known)
-        times = (made_us, risks.index_us, np.maximum(end_us, made_us))
-        hazards, width = pa.array(risks.hazards[new].ravel()), schema.field("hazard").type.list_size
+        times = (made_us, index_us, np.maximum(end_us, made_us))
+        hazards, width = pa.array(of_rows[new].ravel()), schema.field("hazard").type.list_size
         columns = [
             pa.array(persons[new].tolist(), _PERSON),
             *(pa.array(one[new]).cast(pa.timestamp("us")) for one in times),

@@ -246,12 +246,6 @@ def at_landmarks(rows: TaskRows, task: TaskConfig) -> Bools:
     return np.asarray(np.any([rows.at_landmark(days) for days in task.landmarks], axis=0))
 
 
-def landmark_nll(model: Predictor, tuning: TaskRecords, task: TaskConfig) -> float:
-    """Mean NLL of the tuning prediction times at landmarks; NaN without any."""
-    chosen = at_landmarks(tuning.rows, task)
-    return float(model.nll(tuning)[chosen].mean()) if chosen.any() else float("nan")
-
-
 #: Name of each baseline → what fits it. One more entry is one more row in every report.
 BASELINES: dict[str, Callable[[FittingData], Predictor]] = {
     STACKED: lambda data: fit_stack(data).fitted,

@@ -4,6 +4,7 @@ A format is one module in this folder. It has a function that reads a source and
 decorator `reader` registers it as a command of `ehrseq import` and makes it callable as `import_NAME(source, out)`.
 """
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ import pyarrow as pa
 
 from ehrsequencing.config import ImportConfig
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import refuse_overlap, refuse_pipes
+from ehrsequencing.core.files import refuse_overlap
 from ehrsequencing.core.outputs import IMPORTED, complete_folder, write_manifest
 from ehrsequencing.readers.cells import Block, count_dates, date_order
 from ehrsequencing.readers.import_report import ImportReport, TableCounts
@@ -191,7 +192,15 @@ class Reader:
             EhrseqError: The source cannot be read, a column is missing or ambiguous, nothing is left of a table, or
                 the disk refuses.
         """
-        refuse_pipes(Path(source))
+        # who opens a pipe waits for ever; names of files are not said, for they may be a patient's
+        for place, folders, files in os.walk(source):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            if not all(name.startswith(".") or Path(place, name).is_file() for name in files):
+                raise EhrseqError(
+                    "holds a pipe, a socket, a device or a link to nothing",
+                    where=place,
+                    fix="list it with ls -l, and remove what is no file or make it one",
+                )
         job = Import(self.name, out, settings or ImportConfig(), progress, overwrite=overwrite)
         self.read(str(source), job)
         return job.report

@@ -185,7 +185,13 @@ def mark_stays(rows: Rows, drawn_us: int | None) -> None:
     is_gap = is_near & ~np.isin(left[here], (Left.MOVED, Left.STILL, Left.DIED))
     moves = inpatient & (left == Left.MOVED) & (rows.end_us != NO_TIME) & rows.of_role(Role.VISIT)
     alone = np.setdiff1d(np.flatnonzero(moves & (rows.lost == 0)), here[is_move])
-    still, seen_us = np.setdiff1d(stay[is_open[stay]], here[is_bill]), _last_seen(rows)
+    # when a stay was last seen: its end, else the last row of the visit
+    seen = np.full(rows.visit.max(initial=-1) + 2, NO_TIME)
+    dated = (rows.lost == 0) & (rows.time_us != NO_TIME)
+    np.maximum.at(seen, rows.visit[dated], rows.time_us[dated])
+    last = np.maximum(np.where(rows.visit < 0, NO_TIME, seen[rows.visit]), rows.time_us)
+    seen_us = np.where(rows.end_us == NO_TIME, last, rows.end_us)
+    still = np.setdiff1d(stay[is_open[stay]], here[is_bill])
     is_old = seen_us[still] < (NO_TIME if drawn_us is None else drawn_us - OPEN_DAYS * DAY_US)
     for mark, chosen, time_us in (
         (MOVED, here[is_move], rows.end_us),
@@ -207,15 +213,6 @@ def mark_stays(rows: Rows, drawn_us: int | None) -> None:
         "unclosed_stay": still[is_old],
     }.items():
         rows.count(rule, chosen)
-
-
-def _last_seen(rows: Rows) -> Ints:
-    """(n,) the end of each row, else the last row of its visit."""
-    seen = np.full(rows.visit.max(initial=-1) + 2, NO_TIME)
-    chosen = (rows.lost == 0) & (rows.time_us != NO_TIME)
-    np.maximum.at(seen, rows.visit[chosen], rows.time_us[chosen])
-    last = np.maximum(np.where(rows.visit < 0, NO_TIME, seen[rows.visit]), rows.time_us)
-    return np.where(rows.end_us == NO_TIME, last, rows.end_us)
 
 
 # ---- deaths: which of several counts, and when it was ----

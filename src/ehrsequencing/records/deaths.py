@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.core.arrays import Bools, Ints
@@ -218,13 +216,6 @@ def deaths_of(record: Record, task: TaskConfig) -> tuple[Record, Ints | None]:
     if chosen.any():
         record = replace(record, events=_renamed(events, chosen, DEATH))
     return record, end_us
-
-
-def write_doubtful(folder: Path, subject_ids: Sequence[Ints]) -> None:
-    """Write whose death is in doubt, for the owner of the records; no file where there is nobody."""
-    ids = np.unique(np.concatenate([np.zeros(0, np.int64), *subject_ids]))
-    if len(ids):
-        pq.write_table(pa.table({"subject_id": ids}), folder / DOUBTFUL)
 
 
 def refuse_undated(task: TaskConfig, counts: Mapping[str, int], bounds: str) -> None:

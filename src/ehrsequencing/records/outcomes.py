@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ehrsequencing.config import TaskConfig
+from ehrsequencing.config import OutcomesConfig, TaskConfig
 from ehrsequencing.core.arrays import Floats, Ints, Ints32, offsets, ragged
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json, write_json
@@ -103,9 +103,8 @@ def with_outcome_events(records: TaskRecords) -> tuple[Floats, NDArray[np.int8],
         (n,) durations, causes (0: censored; an outcome's event is 1) and subjects, sorted by subject.
     """
     rows = records.rows
-    assert records.outcomes is not None
     some = np.arange(0, len(rows), 1 + len(rows) // ROWS_AT_ONCE)
-    listed = outcome_labels(records.outcomes, rows, some)
+    listed = outcome_labels(cast(OutcomeEvents, records.outcomes), rows, some)
     event = listed.days > 0
     duration = np.r_[rows.duration_days, listed.days[event]]
     cause = np.r_[rows.cause, np.ones(int(event.sum()), dtype=np.int8)]
@@ -149,8 +148,7 @@ def choose_outcomes(
     Raises:
         EhrseqError: No code is common enough.
     """
-    settings = task.outcomes
-    assert settings is not None
+    settings = cast(OutcomesConfig, task.outcomes)
     subjects = np.zeros(len(codes), dtype=np.int64)
     for events, rows in _chunks(folder / "train", matches / "train"):
         # how many subjects have an event of each outcome after one of their prediction times

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from ehrsequencing.config import StudyConfig, TaskConfig
 from ehrsequencing.core.arrays import Ints, hash_u64
@@ -33,7 +35,7 @@ from ehrsequencing.records.attrition import Tally, nobody_left
 from ehrsequencing.records.codes import (
     other_spellings,
 )
-from ehrsequencing.records.deaths import refuse_undated, write_doubtful
+from ehrsequencing.records.deaths import DOUBTFUL, refuse_undated
 from ehrsequencing.records.events import (
     ranges,
 )
@@ -260,7 +262,9 @@ def fill(
         write_cohort(folder, task.name)
         write_settings(place / "task.yaml", task)
         write_json(place / "attrition.json", tallies[task.name].as_json(choice))
-    write_doubtful(folder, doubtful)
+    ids = np.unique(np.concatenate([np.zeros(0, np.int64), *doubtful]))
+    if len(ids):  # whose death is in doubt, for the owner of the records
+        pq.write_table(pa.table({"subject_id": ids}), folder / DOUBTFUL)
     shutil.rmtree(folder / KEPT)
     training = open_arrays(Timelines, folder / "visits" / "train")
     kept = measures_to_keep(fit.carriers_to_keep(), training, vocabulary, end_us=surveyed.end_us)

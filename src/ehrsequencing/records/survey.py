@@ -88,20 +88,6 @@ def count_days(events: Events, late: LateRows | None = None) -> DayCounts:
     )
 
 
-def add_days(parts: Sequence[DayCounts]) -> DayCounts:
-    """The counts of all parts together."""
-    columns = pd.concat([pd.DataFrame({n: getattr(part, n) for n in _OF_DAYS}) for part in parts])
-    total = columns.groupby("day").sum()
-    return DayCounts(
-        day=total.index.to_numpy(),
-        **{name: total[name].to_numpy() for name in total.columns},
-        last_us=max(part.last_us for part in parts),
-        static=sum(part.static for part in parts),
-        with_number=sum(part.with_number for part in parts),
-        content=sum(part.content for part in parts) % 2**64,
-    )
-
-
 def find_late_rows(days: DayCounts) -> LateRows | None:
     """The late rows of a data set; None where there are none.
 
@@ -198,7 +184,17 @@ def survey(
             counts.append(of_shard)
             tick()
         refuse_scattered(ids, reader.shards)
-        every, days = np.sort(np.concatenate(ids)), add_days(counts)
+        every = np.sort(np.concatenate(ids))
+        frames = [pd.DataFrame({n: getattr(one, n) for n in _OF_DAYS}) for one in counts]
+        total = pd.concat(frames).groupby("day").sum()
+        days = DayCounts(
+            day=total.index.to_numpy(),
+            **{name: total[name].to_numpy() for name in total.columns},
+            last_us=max(one.last_us for one in counts),
+            static=sum(one.static for one in counts),
+            with_number=sum(one.with_number for one in counts),
+            content=sum(one.content for one in counts) % 2**64,
+        )
         if not len(every):
             raise EhrseqError(
                 "holds no subject with a timed row",

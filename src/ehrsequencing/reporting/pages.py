@@ -3,7 +3,7 @@
 The lines that the commands print are here too.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from textwrap import TextWrapper
 from typing import Any
@@ -16,7 +16,6 @@ from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.reporting.chart import Estimate
 from ehrsequencing.reporting.figures import forest
 from ehrsequencing.reporting.wording import environment, hashed, interval, with_interval
-from ehrsequencing.results.result_types import Origin
 
 Table = tuple[str, tuple[str, ...], list[tuple[str, ...]]]  # heading, columns, rows
 
@@ -69,38 +68,6 @@ def pretraining_lines(results: dict[str, Any]) -> tuple[str, ...]:
         )
     of = f"tuning split, {results['targets']} target codes, best epoch {results['best_epoch']}"
     return (headline, *lines, of, OPTIMISTIC)
-
-
-def transfer_lines(started_from: Origin | None) -> Iterator[str]:
-    """Lines of a terminal: how many codes of a training correspond to codes of the model that it starts from."""
-    if started_from is None:
-        return
-    overlap = started_from["overlap"]
-    shares = [
-        f"{each['share']:.0%} by {reason}"
-        for reason, each in overlap.items()
-        if reason != "none" and each["codes"]
-    ]
-    yield (
-        f"starts from {started_from['folder']}: {', '.join(shares) or 'none'} of the records' codes;"
-        f" {overlap['none']['share']:.0%} not found"
-    )
-
-
-FEW_FOUND = 0.5  # share of the records' codes below which little is transferred
-
-
-def transfer_advice(started_from: Origin | None) -> str | None:
-    """What to do where the model that a training starts from knows few of the records' codes; None where it does."""
-    if (
-        started_from is None
-        or (known := 1.0 - started_from["overlap"]["none"]["share"]) >= FEW_FOUND
-    ):
-        return None
-    return (
-        f"little is transferred: the model knows {known:.0%} of the records' codes. Give codes the names of the other"
-        " data, or name their parents in metadata/codes.parquet. Compare with a training without --init."
-    )
 
 
 # ---------------------------------------------------------------------------------------------------- every outcome

@@ -117,9 +117,14 @@ def simulate_courses(process: Process, rng: np.random.Generator, subjects: int) 
         if np.all(lives.now >= enrolment_day + follow_up_days):
             break
 
-    censoring_day = enrolment_day + _observed_days(
-        process, stay_years, follow_up_days, sickness_then
-    )
+    # Drop-out goes by the record up to enrolment, which lies before every prediction time, so that censoring is
+    # independent of what happens given the record up to any of them. Were it to follow later visits too, those still
+    # observed would not be like those at risk, and a model fitted to them could rightly beat the truth.
+    censoring_day = enrolment_day + follow_up_days
+    if config.drop_out_per_year:
+        rate = config.drop_out_per_year * np.exp(config.drop_out_effect * sickness_then)
+        days = np.ceil(stay_years / (rate / DAYS_PER_YEAR))
+        censoring_day = enrolment_day + np.clip(days, 1, follow_up_days)
     outcome_days, death_days = np.where(struck_days < censoring_day, struck_days, np.inf)
     subject, visits = np.concatenate(whose), Lives.join(states)
     order = np.lexsort((visits.day, subject))
@@ -137,22 +142,6 @@ def simulate_courses(process: Process, rng: np.random.Generator, subjects: int) 
         visits=visits.take(order),
         evidence=Evidence.join(known).take(order),
     )
-
-
-def _observed_days(
-    process: Process, stay_years: Floats, follow_up_days: Floats, sickness_then: Floats
-) -> Floats:
-    """(n,) days from enrolment to the study's end or drop-out, whose rate is set by the record up to enrolment.
-
-    Up to enrolment, and not up to each visit: enrolment lies before every prediction time, so that censoring is
-    independent of what happens given the record up to any of them. Were it to follow later visits too, those still
-    observed would not be like those at risk, and a model fitted to them could rightly beat the truth.
-    """
-    config = process.config
-    if config.drop_out_per_year == 0:
-        return follow_up_days
-    rate = config.drop_out_per_year * np.exp(config.drop_out_effect * sickness_then) / DAYS_PER_YEAR
-    return np.asarray(np.clip(np.ceil(stay_years / rate), 1, follow_up_days))
 
 
 # --- Records ---

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -213,8 +213,9 @@ def write_run(
         def risk(records: TaskRecords) -> Floats:
             if predictor is not None:
                 return predictor.risk(records, plan.task.horizons, start_days=plan.task.blanking)
-            assert trained is not None
-            return trained.visit_hazards(records, plan.code_types).astype(np.float64)
+            return (
+                cast("Trained", trained).visit_hazards(records, plan.code_types).astype(np.float64)
+            )
 
         # made-up people, and those of the prepared set, with the risks of the run
         prepared, vocabulary = plan.prepared, plan.prepared.vocabulary

@@ -83,18 +83,17 @@ class HazardsObjective:
         if self.taught is None:
             return self.model.loss(step.batch, divisor=self.divisor)
         batch, share, edges = step.batch, self.settings.distillation, self.model.config.edges_days
-        assert batch.duration_days is not None
-        assert batch.cause is not None
         device = batch.codes.device
         rows = to_device(torch.from_numpy(step.positions), device)
         hazards = to_device(torch.from_numpy(self.taught[step.rows]), device)
-        logits, duration_days = self.model.logits_at(batch, rows), batch.duration_days[rows]
+        duration_days = cast(Tensor, batch.duration_days)[rows]
+        logits = self.model.logits_at(batch, rows)
         entry_days = None if batch.entry_days is None else batch.entry_days[rows]
         seen = horizon_nll(
             logits,
             edges,
             duration_days=duration_days,
-            cause=batch.cause[rows],
+            cause=cast(Tensor, batch.cause)[rows],
             entry_days=entry_days,
         )
         expected = expected_nll(

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from ehrsequencing.predictors.fit import fit_last_step
 from ehrsequencing.predictors.network import Network, visit_hazards
 from ehrsequencing.predictors.recalibration import Recalibration
 from ehrsequencing.records.outcomes import ROWS_AT_ONCE, outcome_labels
-from ehrsequencing.records.timelines import TaskRecords
+from ehrsequencing.records.timelines import OutcomeEvents, TaskRecords
 from ehrsequencing.results.result_types import EpochRow
 from ehrsequencing.training.loop import Objective, ShowProgress, Training, full_step
 from ehrsequencing.training.objectives import (
@@ -178,12 +178,11 @@ class Trainer:
 
 def starting_outcome_hazards(config: ModelConfig, records: TaskRecords) -> Tensor:
     """Hazards (C, K) that the outcomes start at: the training rates of their codes."""
-    assert records.outcomes is not None
     rows, shape = records.rows, (config.outcomes, config.bins)
     events, exposed = torch.zeros(2, *shape, dtype=torch.float64)
     for start in range(0, len(rows), ROWS_AT_ONCE):
         chosen = np.arange(start, min(start + ROWS_AT_ONCE, len(rows)))
-        listed = outcome_labels(records.outcomes, rows, chosen)
+        listed = outcome_labels(cast(OutcomeEvents, records.outcomes), rows, chosen)
         entry, stop, days = (
             torch.from_numpy(np.asarray(x, dtype=np.float64))
             for x in (rows.entry_days[chosen], rows.duration_days[chosen], listed.days)
