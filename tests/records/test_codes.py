@@ -73,8 +73,8 @@ def test_under_without_a_match_names_the_hierarchy() -> None:
         ({"eligibility": {"must_have": [{"code": "A", "inside": "1d"}]}}, "unknown setting 'eligibility.must_have"),
         ({"eligibility": {"must_have": [{"code": "A", "count": 0}]}}, "count"),
         ({"eligibility": {"history": 30}}, "not a duration"),
-        ({"index": {"first_visit": True, "which": "every"}}, "which belongs to an index by code or file"),
-        ({"index": {"age": "50y", "after": "48h"}}, "after belongs to an index by code or file"),
+        ({"index": {"first_visit": True, "which": "every"}}, "which and after belong to an index by code or file"),
+        ({"index": {"age": "50y", "after": "48h"}}, "which and after belong to an index by code or file"),
         ({"index": {"code": "IDX", "file": "x.parquet"}}, "exactly one of code, first_visit, age, date, file"),
     ],
 )

@@ -16,10 +16,11 @@ from ehrsequencing.core.files import read_json
 from ehrsequencing.core.outputs import MANIFEST
 from ehrsequencing.records.attrition import task_warnings
 from ehrsequencing.records.check import check_data
+from ehrsequencing.records.events import Events
 from ehrsequencing.records.meds import MedsReader
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.records.survey import DayCounts, add_days, count_days, find_late_rows
+from ehrsequencing.records.survey import DayCounts, Part, find_late_rows, survey
 from helpers.cohorts import a_task
 from helpers.meds import DAY_US, SPLITS, Row, record, us, write_meds
 
@@ -50,8 +51,9 @@ def written(folder: Path, rows: Sequence[Row], *, shards: int = 1) -> Path:
     return write_meds(folder, rows, splits=splits, shards=shards)
 
 
-def counts(data: Path) -> DayCounts:
-    return add_days([count_days(events) for events in MedsReader(data)])
+class Nothing(Part):
+    def add(self, events: Events) -> None:
+        pass
 
 
 def plain_end(data: Path) -> int:
@@ -72,8 +74,9 @@ SHARED = ("delphi_sim_meds", "nafld_meds", "pbc2_meds")
 )
 def test_real_records_end_at_their_last_row(real_data: Path, name: str) -> None:
     """MIMIC's dates are shifted person by person over a century: gaps of years are nothing there."""
-    found = counts(real_data / name)
-    assert find_late_rows(found) is None
+    reader = MedsReader(real_data / name)
+    found = survey(reader, Nothing).days
+    assert reader.late is None
     assert found.last_us == plain_end(real_data / name)
 
 

@@ -169,6 +169,7 @@ def answering(function: Called, name: str = "") -> Called:
 def leaves(hint: Any) -> set[Any]:
     """The types that a type is made of.
 
+    >>> from collections.abc import Sequence
     >>> sorted(one.__name__ for one in leaves(Sequence[str | float] | None))
     ['NoneType', 'float', 'str']
     """
@@ -183,6 +184,7 @@ def fits(value: Any, hint: Any) -> bool:
 
     Functions themselves refuse what else they do not take.
 
+    >>> from collections.abc import Sequence
     >>> fits("no", bool), fits(True, float), fits([1, True], Sequence[int]), fits(1, bool), fits(None, bool | None)
     (False, False, False, False, True)
     >>> fits(1, str | os.PathLike[str]), fits(Path("run"), str | os.PathLike[str])
