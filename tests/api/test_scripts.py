@@ -105,7 +105,7 @@ def test_a_paper_gets_its_tables_and_figures(real_data: Path, tmp_path: Path, mo
             text.replace("ethics:", "ethics: committee 7"), encoding="utf-8"
         )
     found = run_script("paper")
-    assert {path.suffix for path in Path("paper").iterdir()} == {".pdf", ".tex"}
+    assert {path.suffix for path in Path("paper").iterdir()} == {".csv", ".pdf", ".tex"}
     ratios = found["ratios"]
     assert isinstance(ratios, pd.DataFrame)
     assert ratios.hazard_ratio["log LAB//serBilir"] == pytest.approx(4.33, abs=0.01)  # as R's survival has it

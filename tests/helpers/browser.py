@@ -5,10 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
-
-from ehrsequencing.explorer import page as page_module  # the function: its globals are the module
 
 NAMES = "removedRisk"
 PROBE = f"\nglobalThis.probe = {{ {NAMES} }};"
@@ -39,9 +38,10 @@ def grave_violations(shown: Any) -> set[str]:
 @contextmanager
 def probed() -> Iterator[None]:
     """Pages made inside have `globalThis.probe`, with which a test asks the page's own functions."""
-    source = page_module.__globals__["_source"]
-    page_module.__globals__["_source"] = lambda name: source(name) + (PROBE if name == "main.js" else "")
-    try:
+    read_text = Path.read_text
+
+    def with_probe(path: Path, encoding: str | None = None) -> str:
+        return read_text(path, encoding) + (PROBE if path.name == "main.js" else "")
+
+    with mock.patch.object(Path, "read_text", with_probe):
         yield
-    finally:
-        page_module.__globals__["_source"] = source

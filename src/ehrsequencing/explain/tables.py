@@ -110,8 +110,7 @@ def explain_cohort(
     people = list(subject_records(records, set(everybody[by_hash[:subjects]].tolist())))
     others = _other_values(people)
     has_numbers = question.run.study.values.mode != "none"
-    # the percentiles `RANGE` of each code's newest numbers, of codes of at least 11 subjects
-    numbers: dict[str, list[float]] = {}
+    numbers: dict[str, list[float]] = {}  # code → its newest numbers, one a subject
     for record in people if has_numbers else ():
         for name, row in _newest_numbers(record).items():
             numbers.setdefault(name, []).append(float(record.record.events.value[row]))

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import chdtrc
 
 from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.core.disclosure import SMALLEST_COUNT
@@ -308,6 +307,8 @@ def fit_update(
     """
     if not largest or not labels.people(cause):
         return CauseUpdate(METHODS[0], METHODS[0], {}, 1.0)
+    from scipy.special import chdtrc  # which no prediction needs
+
     likelihood = CauseLikelihood(eta, edges_days, labels, cause=cause)
     fits = [likelihood.fit(size) for size in range(largest + 1)]
 

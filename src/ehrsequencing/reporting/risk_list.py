@@ -17,7 +17,6 @@ from ehrsequencing.core.files import mode_for, remembered, sha256, write_bytes, 
 from ehrsequencing.core.outputs import LIST, PREDICTIONS
 from ehrsequencing.core.version import __version__
 from ehrsequencing.explain import Question, deletion, subject_records
-from ehrsequencing.metrics.plain import cumulative_incidence
 from ehrsequencing.prediction.drift import Drift, Sampled
 from ehrsequencing.prediction.predict import NewRecords, Request, predict
 from ehrsequencing.prediction.prediction_file import Risks
@@ -188,6 +187,10 @@ def _had_the_event(run: Run, threshold: float | None, days: float | None) -> flo
         people = len(np.unique(records.subject_id[at]))
         if not enough_people(int(((cause == 1) & (duration <= days)).sum()), people):
             return None
+        from ehrsequencing.metrics.plain import (
+            cumulative_incidence,
+        )  # which loads scipy, for one number that is kept
+
         return float(cumulative_incidence(duration, cause, at=[days])[0])
 
     found = remembered([run.fingerprint, "had the event", threshold, days], share)

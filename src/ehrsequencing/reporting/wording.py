@@ -16,7 +16,6 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ehrsequencing.config import DAYS_PER_YEAR
-from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.records.check import needed_events
 
 MINUS = "\N{MINUS SIGN}"
@@ -69,6 +68,8 @@ def verdict(gap: Mapping[str, Any], metric: str) -> str:
         return f"not compared ({gap['reason']})"
     if low is None or high is None:
         return "not compared (no interval)"
+    from ehrsequencing.metrics.registry import METRICS  # which load scipy, and a list needs none
+
     low, high = (low, high) if METRICS[metric].better > 0 else (-high, -low)
     if low > 0:
         return "better"
