@@ -94,7 +94,7 @@ def monitor(
     """
     # these load scipy, which drift does not need
     from ehrsequencing.evaluation.monitor import monitor as watch
-    from ehrsequencing.reporting.monitor_page import prometheus, render_monitor
+    from ehrsequencing.reporting.monitor_page import night_line, render_monitor
 
     beyond = as_settings(DriftConfig, limits, "monitor, limits")
     known = opened(run)
@@ -112,7 +112,10 @@ def monitor(
             limits=beyond,
             progress=tick,
         )
-    texts = {MONITOR: render_monitor(found), METRICS_FILE: prometheus(found)}
+    numbers = {n: v for n, v in night_line(found).items() if isinstance(v, int | float)}
+    lines = [f"ehrseq_monitor_{name} {float(value):g}" for name, value in numbers.items()]
+    prometheus = "\n".join(["# ehrseq monitor", *lines, ""])  # Prometheus' text format
+    texts = {MONITOR: render_monitor(found), METRICS_FILE: prometheus}
     for path, kind in pages.items():
         is_page = kind is MONITOR
         with output_file(path, kind, overwrite=overwrite, owner_only=is_page) as temporary:

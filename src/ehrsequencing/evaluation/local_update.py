@@ -42,6 +42,7 @@ from ehrsequencing.records.people import (
     some_people,
 )
 from ehrsequencing.records.prepared import REFERENCE, draw_reference
+from ehrsequencing.records.vocabulary_fit import carriers_to_keep
 
 SMALL = 300  # people, below which before and after are cross-fitted
 THIRDS = 3
@@ -220,8 +221,20 @@ def _write(
         write_json(folder / REFERENCE, {**reference, "risk": risk})
         some = records.take(some_people(len(records.timelines)))
         asked = made.predictor.risk(some, made.task.horizons, start_days=made.task.blanking)
-        counts = external.people.to_keep()
-        people = measures_to_keep(counts, records.timelines, made.vocabulary, end_us=end_us)
+        who = external.people
+        people = measures_to_keep(
+            {
+                "people": shareable_count(who.total),
+                "codes": carriers_to_keep(
+                    (code, n, who.judged[code])
+                    for code, n in who.subjects.items()
+                    if not who.excluded(code)
+                ),
+            },
+            records.timelines,
+            made.vocabulary,
+            end_us=end_us,
+        )
         people_risks = {"risks": quantiles_of_risks(asked, some.rows)}
         write_json(folder / PEOPLE, {**people, **people_risks})
         list_files()

@@ -20,7 +20,7 @@ training split, and `Evaluation` compares both on the same rows.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -127,11 +127,19 @@ def score(
         (0.5, True)
         >>> shutil.rmtree(folder)
     """
-    stem = _stem(predictions)
+    ending = next((one for one in reversed(SUFFIXES) if predictions.name.endswith(one)), "")
+    stem = predictions.name.removesuffix(ending) or predictions.name
     folder, study = out or predictions.parent / f"{stem}-score", study or StudyConfig()
     others = dict(beside or {})
     refuse_overlap(folder, data, predictions, *others.values())
-    _require_own_names([name or stem, *others])
+    names = [name or stem, *others]
+    for number, one in enumerate(names):
+        if not one.strip() or one in (NETWORK, ORACLE, *BASELINES, *names[:number]):
+            raise EhrseqError(
+                f"{one!r} is the name of another model of the report",
+                where="--name",
+                fix="choose another",
+            )
     progress("reading the predictions")
     table = read_predictions(predictions)
     tables = {path: read_predictions(path) for path in others.values()}
@@ -366,24 +374,6 @@ def _beside(file: FromFile, task: TaskConfig, name: str, path: Path, table: Risk
         edges_days=file.edges_days,
         start_days=file.start_days,
     )
-
-
-def _stem(predictions: Path) -> str:
-    """The file's name without its ending."""
-    ending = next(
-        (suffix for suffix in reversed(SUFFIXES) if predictions.name.endswith(suffix)), ""
-    )
-    return predictions.name.removesuffix(ending) or predictions.name
-
-
-def _require_own_names(names: Sequence[str]) -> None:
-    for number, name in enumerate(names):
-        if not name.strip() or name in (NETWORK, ORACLE, *BASELINES, *names[:number]):
-            raise EhrseqError(
-                f"{name!r} is the name of another model of the report",
-                where="--name",
-                fix="choose another",
-            )
 
 
 def _evaluated(

@@ -27,7 +27,6 @@ from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.account import TrainingPeople
 from ehrsequencing.records.codes import (
     CodeMatcher,
-    changed_unit,
     code_type,
     parent_code,
     read_parents,
@@ -370,7 +369,16 @@ def _codes(
         beyond = beyond if reference else 1.0  # in few training people it may have been common
         if old := old_of.get(code):
             kind, beyond = "unit", usual
-            name = changed_unit(old, code, is_gone=not people.subjects[old])
+            # as in: the unit of LOINC//2345-7 changed (mg/dL is gone, mmol/L is new)
+            ends = {
+                one: other
+                for one, other in ((code, old), (old, code))
+                if other.startswith(f"{one}//")
+            }
+            parent = next(iter(ends), parent_code(code))
+            was, now = (one.removeprefix(parent).lstrip("/") or "no unit" for one in (old, code))
+            gone = "" if people.subjects[old] else f"{was} is gone, "
+            name = f"the unit of {parent} changed ({gone}{now} is new)"
         size, is_alarm = here.most_from(0.0), here.least > beyond
         yield Difference(kind, name, size, 0.0, here.shown, is_alarm)
 

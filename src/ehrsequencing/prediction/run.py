@@ -179,14 +179,13 @@ class Run:
             )
         from ehrsequencing.predictors.blend import Blend
 
-        alone: Predictor | None = None
+        alone: Any = None
         if self.study.training.network:  # else torch is never loaded
             from ehrsequencing.predictors.network import Network
 
             alone = Network(self.model, self.code_types)
         if self.has_trees:
             alone = Blend.load(self.folder, self.vocabulary, alone)
-        assert alone is not None
         if UPDATE not in self.manifest["files"]:
             return alone
         fitted = read_json(self.folder / UPDATE)

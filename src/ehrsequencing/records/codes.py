@@ -312,16 +312,3 @@ def what_comes_close(wanted: str, known: Iterable[str]) -> str:
 def parent_code(code: str) -> str:
     """A code less its last part, as its unit: LOINC//2345-7 of LOINC//2345-7//mg/dL."""
     return code.rpartition("//")[0]
-
-
-def changed_unit(old: str, new: str, *, is_gone: bool) -> str:
-    """As in: the unit of LOINC//2345-7 changed (mg/dL is gone, mmol/L is new)."""
-    parent = (
-        new
-        if old.startswith(f"{new}//")
-        else old
-        if new.startswith(f"{old}//")
-        else parent_code(new)
-    )
-    was, now = (code.removeprefix(parent).lstrip("/") or "no unit" for code in (old, new))
-    return f"the unit of {parent} changed ({f'{was} is gone, ' if is_gone else ''}{now} is new)"

@@ -9,11 +9,10 @@ import numpy as np
 
 from ehrsequencing.config import DAYS_PER_YEAR, VisitsConfig
 from ehrsequencing.core.arrays import Floats, Ints, Ints32, hash_u64, offsets
-from ehrsequencing.core.disclosure import SMALLEST_COUNT, rounded, shareable_count
+from ehrsequencing.core.disclosure import SMALLEST_COUNT, rounded
 from ehrsequencing.records.account import (
     N,
     PeopleCounts,
-    Rounded,
     TrainingPeople,
 )
 from ehrsequencing.records.codes import CodeMatcher
@@ -24,7 +23,6 @@ from ehrsequencing.records.survey import CodeCounts
 from ehrsequencing.records.timelines import TaskRows, Timelines
 from ehrsequencing.records.visits import make_record
 from ehrsequencing.records.vocabulary import Vocabulary
-from ehrsequencing.records.vocabulary_fit import carriers_to_keep
 
 # of a prepared set: what its training people are like; of a run: with the risks of its tuning people
 PEOPLE = "people.json"
@@ -218,17 +216,6 @@ class People(CodeCounts):
         owner = (identity >> np.uint64(32)).astype(np.uint32)
         for key, values in enumerate(found.values()):
             self._sample.add(np.full(len(values), key), identity, values, owner)
-
-    def to_keep(self) -> PeopleCounts[Rounded]:
-        """How many there are, and who has a code and a number of it, from 100 on: as `people.json`."""
-        return {
-            "people": shareable_count(self.total),
-            "codes": carriers_to_keep(
-                (code, n, self.judged[code])
-                for code, n in self.subjects.items()
-                if not self.excluded(code)
-            ),
-        }
 
     def measured(self) -> dict[str, tuple[Floats, Floats | None]]:
         """By measure: the values of a sample of people, and their `quantiles`."""

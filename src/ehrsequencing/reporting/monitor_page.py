@@ -64,13 +64,6 @@ def night_line(watch: Watch) -> Shareable[dict[str, Any]]:
     return redact_night(facts, watch.days, *counts, watch.evidence.total)
 
 
-def prometheus(watch: Watch) -> str:
-    """The numbers of `night_line` in Prometheus' text format."""
-    numbers = {n: v for n, v in night_line(watch).items() if isinstance(v, int | float)}
-    lines = [f"ehrseq_monitor_{name} {float(value):g}" for name, value in numbers.items()]
-    return "\n".join(["# ehrseq monitor", *lines, ""])
-
-
 def poisson_interval(count: float) -> tuple[float, float]:
     """Byar's 95 % limits of the mean of a count.
 
