@@ -264,10 +264,8 @@ def _events(
 
     Codes are made once for each combination of concept, unit and value, of which there are few.
     """
-    columns = {
-        "time": _moment(block, spec.start),
-        "encounter_id": block.whole("visit_occurrence_id"),
-    }
+    visit = block.whole("visit_occurrence_id")
+    columns = {"time": _moment(block, spec.start), "encounter_id": visit}
     keys = {"concept_id": _concept(block, spec.concept)}
     if spec.end is not None:
         columns["end"] = _moment(block, spec.end)
