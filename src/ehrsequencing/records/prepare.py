@@ -269,7 +269,6 @@ def fill(
     training = open_arrays(Timelines, folder / "visits" / "train")
     kept = measures_to_keep(fit.carriers_to_keep(), training, vocabulary, end_us=surveyed.end_us)
     write_json(folder / PEOPLE, kept)
-
     write_settings(folder / "config.yaml", work.study, only=SECTIONS)
     fixes["absent_split"] = work.lookup.absent(surveyed.subject_id)
     return {

@@ -5,7 +5,6 @@ PREPARED/visits/SPLIT/*.npy            the fields of `Timelines`
 PREPARED/tasks/NAME/task.yaml  cohort.parquet  attrition.json
 PREPARED/tasks/NAME/SPLIT/*.npy        the fields of `TaskRows`
 PREPARED/people.json                   what the training people are like
-
 """
 
 from collections.abc import Sequence

@@ -72,7 +72,7 @@ class CodeObjective(nn.Module):
 
     Attributes:
         is_bidirectional: Whether it may be used with `model.attention=bidirectional`.
-        needs_states: Whether it looks at the states of the whole record .
+        needs_states: Whether it looks at the states of the whole record.
     """
 
     is_bidirectional = False
