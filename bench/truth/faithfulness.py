@@ -69,8 +69,8 @@ def held_out(records: NewRecords, wanted: int) -> list[SubjectRecord]:
 
 def true_contributions(truth: Contributions, record: SubjectRecord) -> list[Contribution]:
     """Of what was known at the last prediction time."""
-    known = int(record.visits_before[-1])
-    day = record.visit_us[:known] // DAY_US
+    known = int(record.moments.visits_before[-1])
+    day = record.record.visits.start_us[:known] // DAY_US
     return truth.of(record.codes[:known], record.values[:known], day.tolist())
 
 

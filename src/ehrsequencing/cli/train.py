@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from ehrsequencing.cli.console import (
     bar,
-    current,
     finish,
     note,
+    outputs,
     remark,
     say,
     shown,
@@ -76,7 +76,7 @@ def train(
     with unfinished(out):
         is_first = train_run(store, out, on_start=show_start, say=note, **given)
     if not is_first:
-        current().json = False  # the first process prints
+        outputs[-1].json = False  # the first process prints
         return
     lines, facts = kept_epochs(out)
     for line in lines:

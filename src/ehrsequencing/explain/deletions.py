@@ -129,10 +129,11 @@ def removed_codes(
     question: Question, record: SubjectRecord, row: int = -1
 ) -> tuple[dict[str, None], bool]:
     """The codes known at a prediction time that are removed, in order, and whether there are more of them."""
-    every = (*record.known_codes(row), *record.static_codes)
+    known = record.codes_of(record.known_rows(row))
+    every = (*known, *record.codes_of(record.static_rows))
     most = max(MOST_ROWS // len(record.record.events), 1)
     words, number = question.run.vocabulary, record.code_number
-    is_unknown = words.is_unknown(words.ids(record.record.events.codes))
+    is_unknown = words.ids(record.record.events.codes) < words.n_unknown
     tried = set(sorted(every, key=lambda code: not is_unknown[number[code]])[-most:])
     return dict.fromkeys(code for code in every if code in tried), len(every) > most
 
