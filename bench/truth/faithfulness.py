@@ -90,9 +90,7 @@ def effects(
     for record in people:
         listed = true_contributions(truth, record)
         edits = [edits_of(one) for one in listed]
-        kept = [
-            kept_rows(record, edit) for edit in (Edit(), *(edit for own in edits for edit in own))
-        ]
+        kept = kept_rows(record, [Edit(), *(edit for own in edits for edit in own)])
         log_hazard = question.of_copies(record, kept, rows=[-1])[:, 0, 1]
         change, place = log_hazard[0] - log_hazard[1:], 0
         for one, own in zip(listed, edits, strict=True):

@@ -60,7 +60,7 @@ def mutant_of_the_last_visit(monkeypatch: pytest.MonkeyPatch) -> None:
     def last_only(record: SubjectRecord, edit: Edit) -> Any:
         visits = record.record.visits
         earlier = visits.event[visits.visit < len(record.record.visits) - 1]
-        kept = kept_rows(record, edit)
+        (kept,) = kept_rows(record, [edit])
         kept[earlier] = True
         return kept
 

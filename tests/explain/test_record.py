@@ -197,7 +197,7 @@ def test_copies_of_many_people_are_answered_together_as_one_by_one(
 ) -> None:
     question = Question.for_run(runs["blend"])
     asked = [
-        Copies(record, [kept_rows(record, Edit(codes=[code])) for code in codes], [0, -1][: 1 + k % 2])
+        Copies(record, kept_rows(record, [Edit(codes=[code]) for code in codes]), [0, -1][: 1 + k % 2])
         for k, record in enumerate(people[:4])
         for codes in [record.codes_of(record.known_rows())]
     ]

@@ -102,10 +102,6 @@ class Share(NamedTuple):
             return abs(share - self.shown)
         return abs(share - (self.low if self.low == 0 else self.high))
 
-    def near(self, share: float) -> float:
-        """What it may be that is nearest to another share."""
-        return min(max(share, self.low), self.high)
-
 
 def rounded(value: Any, digits: int = 3) -> Any:
     """Numbers with three decimals, likelihoods with four; days stay as they are."""

@@ -106,7 +106,7 @@ def deletion(
                     edit = Edit(code_at=((visit, code),))
                     of_parts.append(Effect("code in visit", edit, code, visit=visit))
     tried = [*singles, *of_parts[-most:]]
-    masks = [kept_rows(record, edit) for edit in (Edit(), *(effect.edit for effect in tried))]
+    masks = kept_rows(record, [Edit(), *(effect.edit for effect in tried)])
     answers: Floats = question.of_copies(record, masks, rows=[row])[:, 0]
     could = record.known_rows(row) | record.static_rows
     effects = [

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ehrsequencing.config import format_days
-from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints, offsets
+from ehrsequencing.core.arrays import Bools, Floats, Floats32, offsets
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.metrics.hazards import cumulative_incidence, exposure
 from ehrsequencing.prediction.predict import (
@@ -55,16 +55,11 @@ class SubjectRecord:
         return int(self.record.subject_id[0])
 
     @cached_property
-    def event_bounds(self) -> Ints:
-        """(N+1,) visit v owns the rows `record.visits.event[bounds[v]:bounds[v + 1]]`."""
-        return offsets(self.record.visits.visit, len(self.record.visits))
-
-    @cached_property
     def codes(self) -> tuple[tuple[str, ...], ...]:
         """The codes of each visit, one entry a row."""
         names = self.record.events.codes
         code = self.record.events.code[self.record.visits.event].tolist()
-        bounds = self.event_bounds.tolist()
+        bounds = offsets(self.record.visits.visit, len(self.record.visits)).tolist()
         return tuple(tuple(names[k] for k in code[a:b]) for a, b in itertools.pairwise(bounds))
 
     @cached_property
@@ -142,19 +137,21 @@ class Edit:
     code_at: Collection[tuple[int, str]] = ()
 
 
-def kept_rows(record: SubjectRecord, edit: Edit) -> Bools:
-    """(n,) rows of the record that an edit leaves; it names codes and visits of the record."""
-    events, visits, bounds = record.record.events, record.record.visits, record.event_bounds
-    number = record.code_number
-    is_left = np.ones(len(events), dtype=bool)
-    for code in edit.codes:
-        is_left[events.code == number[code]] = False
-    for visit in edit.visits:
-        is_left[visits.event[bounds[visit] : bounds[visit + 1]]] = False
-    for visit, code in edit.code_at:
-        own = visits.event[bounds[visit] : bounds[visit + 1]]
-        is_left[own[events.code[own] == number[code]]] = False
-    return is_left
+def kept_rows(record: SubjectRecord, edits: Iterable[Edit]) -> list[Bools]:
+    """(n,) rows of the record that each edit leaves; edits name codes and visits of the record."""
+    events, visits, number = record.record.events, record.record.visits, record.code_number
+    bounds, kept = offsets(visits.visit, len(visits)), list[Bools]()
+    for edit in edits:
+        is_left = np.ones(len(events), dtype=bool)
+        for code in edit.codes:
+            is_left[events.code == number[code]] = False
+        for visit in edit.visits:
+            is_left[visits.event[bounds[visit] : bounds[visit + 1]]] = False
+        for visit, code in edit.code_at:
+            own = visits.event[bounds[visit] : bounds[visit + 1]]
+            is_left[own[events.code[own] == number[code]]] = False
+        kept.append(is_left)
+    return kept
 
 
 def encode_copies(
@@ -328,7 +325,7 @@ def edited_risks(
     """
     predictor = RiskPredictor(run, horizons_days)
     every = range(len(record.moments)) if rows is None else rows
-    copies = Copies(record, [kept_rows(record, edit) for edit in edits], every)
+    copies = Copies(record, kept_rows(record, edits), every)
     return next(predict_copies(run.vocabulary, [copies], predict=predictor.risk))
 
 

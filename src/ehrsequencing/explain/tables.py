@@ -201,7 +201,7 @@ def _copies(
     """A record at its last prediction time: as it is and without each of some codes; then with each row changed."""
     events = record.record.events
     edits = [Edit(), *(Edit(codes=(code,)) for code in without)]
-    yield Copies(record, [kept_rows(record, edit) for edit in edits], [-1])
+    yield Copies(record, kept_rows(record, edits), [-1])
     for row, name, number in changes:
         code, value = events.code.copy(), events.value.copy()
         code[row], value[row] = len(events.codes), number
