@@ -47,7 +47,8 @@ def train(
             where="ehrseq train",
         )
     store = Prepared(prepared)
-    refuse_changes(study, store.study, "train", file=config, by=prepared)
+    if config is not None:  # settings of the command line are the command's own
+        refuse_changes(study, store.study, "train", file=config, by=prepared)
     if config is not None and study.task is not None:
         refuse_other_task(study.task, store.task(study.task.name), file=config, by=prepared)
         task = task or study.task.name

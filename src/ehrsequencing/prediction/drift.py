@@ -30,7 +30,6 @@ from ehrsequencing.records.codes import (
     code_type,
     read_parents,
 )
-from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.meds import MedsReader
 from ehrsequencing.records.people import MEASURES, PEOPLE, People, visits_a_year
 from ehrsequencing.records.survey import Progress, Steps, survey
@@ -328,7 +327,8 @@ def _codes(
         codes = reference["codes"].items()
         shares = {code: (had / trained, numbered / trained) for code, (had, numbered) in codes}
     # people asked about may not have had an outcome yet
-    outcomes = CohortBuilder(run.task, parents=parents).cause_codes
+    of_causes = run.task.patterns.values()
+    outcomes = [CodeMatcher(some, parents=parents, confirmed=True) for some in of_causes]
     shares = {c: share for c, share in shares.items() if not any(one(c) for one in outcomes)}
     unknown = people.unknown(known, people.excluded).items()
     new = {c: m for c, m in unknown if m >= SMALLEST_COUNT and c not in shares}

@@ -217,18 +217,15 @@ class Steps:
     after: int
     progress: Progress | None
     done: int = 0
-
-    @property
-    def total(self) -> int:
-        """Pieces to do; a second pass reads every shard again."""
-        passes = 1 if self.reader.late is None else 2
-        return passes * len(self.reader.shards) + self.after
+    total: int = 0  # pieces to do, known from the first one on
 
     def __call__(self) -> None:
         """One more piece is done."""
         self.done += 1
+        passes = 1 if self.reader.late is None else 2  # a second one reads every shard again
+        self.total = max(self.done, passes * len(self.reader.shards) + self.after)
         if self.progress is not None:
-            self.progress(self.done, max(self.done, self.total))  # of a pass more
+            self.progress(self.done, self.total)
 
 
 class CodeCounts(Part):

@@ -62,8 +62,10 @@ class Vocabulary(Hinted):
     settings: ValuesConfig  # how values become tokens
     # (C,) share of the training people who have each code, rounded down; empty in runs that did not count it
     share: Floats = field(default_factory=lambda: np.zeros(0))
+    n_unknown: int = field(default=2, init=False)  # leading tokens that are padding or unknown
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "n_unknown", 2 + len(self.kinds))  # the class is frozen
         scales = int(self.has_numbers.sum()) * (3 if self.settings.carry else 1)
         shapes = [(len(self.codes),), (scales, KNOTS), (scales,), (scales,)]
         if [a.shape for a in (self.has_numbers, self.knots, self.mean, self.sd)] != shapes:
@@ -77,11 +79,6 @@ class Vocabulary(Hinted):
 
     def __len__(self) -> int:
         return self.n_unknown + len(self.codes) + len(self.made)
-
-    @property
-    def n_unknown(self) -> int:
-        """Number of leading tokens that are padding or unknown."""
-        return 2 + len(self.kinds)
 
     @cached_property
     def made(self) -> list[Made]:
