@@ -88,7 +88,9 @@ def run_ours(place: Place, prepared: Prepared) -> None:
         "trees": run.blend.boosted,
         "landmark_cox": run.blend.cox,
     }
-    steps = {name: fit_last_step(model, data) for name, model in alone.items()}
+    steps = {
+        name: fit_last_step(model.all_hazards(data.tuning), data) for name, model in alone.items()
+    }
     models: dict[str, Predictor] = {"blend": run.predictor, "network": run.blend.parts[0]}
     models |= {
         name: model

@@ -113,7 +113,7 @@ def test_weights_are_those_of_out_of_fold_answers_and_of_tuning_people(
     assert np.abs(fit_weights(seen, data.edges_days, labels).value - of_two.value).max() > 0.01
 
     def last_step(hazards: np.ndarray, rows: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-        of, prior_sd = Labels.of(tuning.rows, rows), plan.settings.recalibration
+        of, prior_sd = Labels.of(tuning.rows, rows), plan.study.training.recalibration
         fitted = fit_recalibration(np.log(hazards[rows]), data.edges_days, of, prior_sd=prior_sd)
         return lambda other: np.exp(fitted.intercept + fitted.slope * np.log(other))
 
@@ -399,7 +399,7 @@ def test_a_blend_is_the_default_where_one_is_possible(
     told.clear()
     alone = made(init=Pretrained(run))
     monkeypatch.setattr(planning, "FEWEST_EVENTS", 10**6)
-    assert {plan.settings.blend for plan in (alone, made())} == {False}
+    assert {plan.study.training.blend for plan in (alone, made())} == {False}
     for text, reason in zip(told, ("may have seen", "fewer than"), strict=True):
         assert text.startswith("training the network alone, without a blend: ")
         assert reason in text

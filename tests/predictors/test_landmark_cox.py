@@ -104,7 +104,7 @@ def test_a_baseline_gets_the_last_step_of_our_training(
                 yield rows, 4.0 * hazards
 
     raw = TooHigh(data)
-    step = fit_last_step(raw, data)
+    step = fit_last_step(raw.all_hazards(data.tuning), data)
     assert step is not None
     mended = raw.recalibrated(step.intercept, step.slope)
     before, after = (model.nll(tuning).mean() for model in (raw, mended))
