@@ -85,8 +85,8 @@ def run_ours(place: Place, prepared: Prepared) -> None:
     assert run.blend is not None
     alone = {
         "stacked": run.blend.stacked,
-        "trees": run.blend.boosted,
-        "landmark_cox": run.blend.cox,
+        "trees": run.blend.stacked.parts[0],
+        "landmark_cox": run.blend.stacked.parts[1],
     }
     steps = {
         name: fit_last_step(model.all_hazards(data.tuning), data) for name, model in alone.items()

@@ -124,7 +124,8 @@ def test_a_record_beyond_the_training_range_has_the_risk_of_its_end(
 ) -> None:
     """η is held within what enough training people have, on both sides, and rows inside are left alone."""
     model = fit(LandmarkCox, task, prepared, train, tuning)
-    x = model.design(model.history(train))
+    every = np.arange(len(train))
+    x = model.design(history_features(train, prepared.vocabulary, chosen=every, columns=model.columns))
     for one, (low, high) in zip(model.fits, model.bounds, strict=True):
         score = one.log_hazard(x)
         assert score.min() <= low + 1e-5

@@ -180,14 +180,8 @@ class SubjectLoader:
         positions[queries] = position[len(visit) :]
 
         query_rows = row[queries]
-        of_both = {
-            "age_years": (timelines.age_years[visit], rows.age_years[query_rows]),
-            "delta_days": (timelines.delta_days[visit], rows.delta_days[query_rows]),
-            "is_query": (np.zeros(len(visit), dtype=bool), np.ones(len(queries), dtype=bool)),
-        }
-        merged: dict[str, Any] = {
-            name: torch.from_numpy(np.concatenate(pair)[order]) for name, pair in of_both.items()
-        }
+        ages = np.concatenate([timelines.age_years[visit], rows.age_years[query_rows]])
+        gaps = np.concatenate([timelines.delta_days[visit], rows.delta_days[query_rows]])
         first_code = timelines.visit_offsets[visit]
         length = timelines.visit_offsets[visit + 1] - first_code
         is_cut = np.flatnonzero(cut)
@@ -204,7 +198,9 @@ class SubjectLoader:
             codes=all_codes,
             visit_offsets=torch.from_numpy(visit_offsets),
             subject_offsets=torch.from_numpy(offsets(owner, len(subjects))),
-            **merged,
+            age_years=torch.from_numpy(ages[order]),
+            delta_days=torch.from_numpy(gaps[order]),
+            is_query=torch.from_numpy(order >= len(visit)),
             static_codes=torch.from_numpy(timelines.static_codes[static].astype(np.int64)),
             static_offsets=torch.from_numpy(static_offsets),
             values=torch.from_numpy(
@@ -267,9 +263,8 @@ Item = TypeVar("Item")
 
 def on_device(steps: Iterator[Step], device: torch.device) -> Iterator[Step]:
     """The same steps on a device. On a GPU, one thread packs and pins the next one while this one is worked on."""
-    if device.type != "cuda":
-        for step in steps:
-            yield replace(step, batch=step.batch.to(device))
+    if device.type == "cpu":  # where batches are made
+        yield from steps
         return
     for step in prefetched(replace(step, batch=step.batch.pin_memory()) for step in steps):
         yield replace(step, batch=step.batch.to(device, non_blocking=True))

@@ -17,12 +17,12 @@ from ehrsequencing.metrics.censoring import StepFunction, aalen_johansen, condit
 from ehrsequencing.metrics.hazards import cohort_hazards, exposure
 from ehrsequencing.predictors.blend import (
     FOLDS,
+    MOST_WEIGHED,
     STACKED,
     Blend,
     fit_stack,
     fit_weights,
     folds_of,
-    sampled,
 )
 from ehrsequencing.predictors.boosted import BoostedVisits
 from ehrsequencing.predictors.cox import LandmarkCox
@@ -224,7 +224,10 @@ def fit_blend(
         data: Whose tuning people decide.
         step: That of the network; None where it has none, or several members have one each.
     """
-    data = replace(data, tuning=sampled(data.tuning))
+    if len(data.tuning) > MOST_WEIGHED:  # subjects spread evenly over all, with about so many rows
+        nth = -(-len(data.tuning) // MOST_WEIGHED)
+        some = np.arange(0, len(data.tuning.timelines), nth)
+        data = replace(data, tuning=data.tuning.take(some))
     of_network, of_stacked = (one.all_hazards(data.tuning) for one in (alone, stacked))
     last = fit_last_step(of_stacked, data)
     if step is not None:

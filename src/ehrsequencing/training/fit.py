@@ -208,32 +208,31 @@ def write_run(
         more: Files that are there already, and that prediction needs too.
     """
     kept, prepared = dict[str, Any](), plan.prepared
-    if not plan.is_member and (prepared.folder / REFERENCE).is_file():  # older sets lack it
+    if not plan.is_member and (prepared.folder / PEOPLE).is_file():  # older sets lack it
         if predictor is None and trained is not None:
             from ehrsequencing.predictors.network import Network, visit_hazards
 
             network = trained.model.eval()
             if plan.config.head == "horizon":
                 predictor = Network(network, plan.code_types)
-        # made-up people, and those of the prepared set, with the risks of the run
-        arrays, some = prepared.folder / ARRAYS, some_people(len(plan.tuning.timelines))
-        visits, rows = (
-            open_arrays(Timelines, arrays / "visits"),
-            open_arrays(TaskRows, arrays / "rows"),
-        )
-        tuning, risks = plan.tuning.take(some), list[Floats]()
-        for people in (TaskRecords(visits, rows), tuning):
+        tuning = plan.tuning.take(some_people(len(plan.tuning.timelines)))
+        groups = {PEOPLE: tuning}
+        if (prepared.folder / REFERENCE).is_file():  # some lack it alone
+            arrays = prepared.folder / ARRAYS
+            visits = open_arrays(Timelines, arrays / "visits")
+            groups[REFERENCE] = TaskRecords(visits, open_arrays(TaskRows, arrays / "rows"))
+        for name, people in groups.items():
+            days, start_days = plan.task.horizons, plan.task.blanking
             if predictor is not None:
-                days, start_days = plan.task.horizons, plan.task.blanking
-                risks.append(predictor.risk(people, days, start_days=start_days))
+                risk = predictor.risk(people, days, start_days=start_days)
             else:
                 hazards = visit_hazards(network, people, code_types=plan.code_types)
-                risks.append(hazards.astype(np.float64))
-        made_up, quantiles = risks[0].round(6).tolist(), quantiles_of_risks(risks[1], tuning.rows)
-        kept = {
-            REFERENCE: read_json(prepared.folder / REFERENCE) | {"risk": made_up},
-            PEOPLE: read_json(prepared.folder / PEOPLE) | {"risks": quantiles},
-        }
+                risk = hazards.astype(np.float64)
+            kept[name] = read_json(prepared.folder / name)
+            if name == PEOPLE:
+                kept[name]["risks"] = quantiles_of_risks(risk, people.rows)
+            else:
+                kept[name]["risk"] = risk.round(6).tolist()
         if predictor is not None:
             rates = plan.fitting_data().cohort_hazards()
             facts = {**facts, "learned": learned(predictor, rates, tuning)}

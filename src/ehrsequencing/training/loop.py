@@ -223,6 +223,7 @@ class Training:
         """The steps of an epoch that are left."""
         losses = Losses(self.device, scale=self.objective.divisor, where=where)
         last = state.history[-1][f"tuning_{self.objective.word}"] if state.history else None
+        learned = [p for group in self.optimizer.param_groups for p in group["params"]]
         # of several processes each has a share of a step, which may be an empty batch
         shares = map(self.processes.share, steps[state.step :])
         for batch in on_device(map(self.loader.collate, shares), self.device):
@@ -230,7 +231,12 @@ class Training:
             loss, count = self.add_gradients(batch), torch.tensor(self.objective.terms(batch))
             if self.processes.several:
                 loss, count = self.sum_over_processes(loss, count)
-            self.update(state)
+            nn.utils.clip_grad_norm_(learned, CLIP_NORM)
+            self.optimizer.step()
+            if self.beside is not None:
+                self.beside.step(learning_rate(self.settings, state.global_step, self.length))
+            state.global_step += 1
+            average(self.averaged, self.module, step=state.global_step)
             losses.add(state, loss, count)
             state.step += 1
             if state.step < len(steps) and time.monotonic() >= self.save_at:
@@ -281,16 +287,6 @@ class Training:
         if self.beside is not None:
             self.beside.gradients = gradients[len(learned) :]
         return numbers[0], numbers[1]
-
-    def update(self, state: TrainingState) -> None:
-        """One step along the gradients of the batch."""
-        learned = [p for group in self.optimizer.param_groups for p in group["params"]]
-        nn.utils.clip_grad_norm_(learned, CLIP_NORM)
-        self.optimizer.step()
-        if self.beside is not None:
-            self.beside.step(learning_rate(self.settings, state.global_step, self.length))
-        state.global_step += 1
-        average(self.averaged, self.module, step=state.global_step)
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------
 
