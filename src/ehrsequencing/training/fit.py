@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ehrsequencing.core.arrays import Floats
+from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.files import read_json, read_json_lines, write_json
 from ehrsequencing.core.outputs import ARRAYS_FILE, BLEND_FILE, HISTORY, RUN, read_manifest
 from ehrsequencing.predictors.blend import STACKED, Stack, fit_stack
 from ehrsequencing.predictors.fit import fit_blend, fit_last_step
-from ehrsequencing.predictors.predictor import NETWORK, Predictor
+from ehrsequencing.predictors.predictor import NETWORK, Predictor, risks_and_likelihoods
 from ehrsequencing.records.people import PEOPLE, quantiles_of_risks, some_people
 from ehrsequencing.records.prepared import ARRAYS, REFERENCE
 from ehrsequencing.records.timelines import TaskRecords, TaskRows, Timelines, open_arrays
@@ -215,27 +215,29 @@ def write_run(
             network = trained.model.eval()
             if plan.config.head == "horizon":
                 predictor = Network(network, plan.code_types)
-        tuning = plan.tuning.take(some_people(len(plan.tuning.timelines)))
-        groups = {PEOPLE: tuning}
+        groups = {PEOPLE: plan.tuning.take(some_people(len(plan.tuning.timelines)))}
         if (prepared.folder / REFERENCE).is_file():  # some lack it alone
             arrays = prepared.folder / ARRAYS
             visits = open_arrays(Timelines, arrays / "visits")
             groups[REFERENCE] = TaskRecords(visits, open_arrays(TaskRows, arrays / "rows"))
+        days, start_days = np.array(plan.task.horizons), plan.task.blanking
         for name, people in groups.items():
-            days, start_days = plan.task.horizons, plan.task.blanking
-            if predictor is not None:
-                risk = predictor.risk(people, days, start_days=start_days)
-            else:
-                hazards = visit_hazards(network, people, code_types=plan.code_types)
-                risk = hazards.astype(np.float64)
             kept[name] = read_json(prepared.folder / name)
-            if name == PEOPLE:
-                kept[name]["risks"] = quantiles_of_risks(risk, people.rows)
+            if predictor is None:
+                answers = visit_hazards(network, people, code_types=plan.code_types)
+                risk = answers.astype(np.float64)
             else:
+                known = {NETWORK: predictor}
+                risks, nll = risks_and_likelihoods(known, people, days, start_days=start_days)
+                risk = risks[NETWORK].astype(np.float64)
+            if name == REFERENCE:
                 kept[name]["risk"] = risk.round(6).tolist()
-        if predictor is not None:
-            rates = plan.fitting_data().cohort_hazards()
-            facts = {**facts, "learned": learned(predictor, rates, tuning)}
+                continue
+            kept[name]["risks"] = quantiles_of_risks(risk, people.rows)
+            if predictor is not None:
+                rates = plan.fitting_data().cohort_hazards()
+                gain = predictor.nll_of_hazards(rates, people.rows, slice(None)) - nll[NETWORK]
+                facts = {**facts, "learned": learned(gain, people.rows.subject)}
     for name, content in kept.items():
         write_json(out / name, content)
     write_run_files(
@@ -251,11 +253,13 @@ def write_run(
     )
 
 
-def learned(predictor: Predictor, rates: Floats, tuning: TaskRecords) -> bool:
-    """Whether tuning people are more likely under the predictor than under the cohort's own rates, beyond chance."""
-    rows = tuning.rows
-    hazards = np.broadcast_to(rates, (len(rows), *rates.shape))
-    gain = predictor.nll_of_hazards(hazards, rows, slice(None)) - predictor.nll(tuning)
-    _, person = np.unique(rows.subject, return_inverse=True)
+def learned(gain: Floats, subject: Ints) -> bool:
+    """Whether people are more likely under a predictor than under the cohort's own rates, beyond chance.
+
+    Args:
+        gain: (R,) by how much the NLL of each row is lower.
+        subject: (R,) whose rows they are.
+    """
+    _, person = np.unique(subject, return_inverse=True)
     gains = np.bincount(person, gain)
     return bool(gains.mean() > 2 * gains.std() / np.sqrt(len(gains)))
