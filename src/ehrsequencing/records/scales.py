@@ -135,8 +135,8 @@ def grid_edges(
 ) -> tuple[float, ...]:
     """Inner edges of the hazard's bins: quantiles of the event durations of all causes, and every reported horizon.
 
-    Where outcomes have a date and no clock, many events share a duration. In the first tenth of a bin it is an edge, too:
-    if 95 of 100 leave after an hour and five stay for days, one hazard for the first day says that 1 in 50,000 stays.
+    Where outcomes have a date and no clock, many events share a duration. In the first tenth of a bin it is an edge,
+    too: if 95 of 100 leave after an hour and five stay for days, one hazard for a day says that 1 in 50,000 stays.
 
     Args:
         duration_days: (R,) training durations.
