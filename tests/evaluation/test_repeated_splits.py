@@ -29,7 +29,7 @@ from ehrsequencing.results.result_types import place_of
 from ehrsequencing.simulate.dataset import simulate
 from helpers.cohorts import moment
 from helpers.meds import Row, write_meds
-from helpers.metrics_json import of_split
+from helpers.recorded import of_split
 from helpers.training import Interrupted
 
 QUICK = EvaluationConfig(baselines="none", bootstrap=0)
