@@ -2,6 +2,7 @@
 
 import gzip
 import os
+import random
 import re
 import socket
 from collections.abc import Callable
@@ -41,61 +42,33 @@ def source_of(kind: str, folder: Path) -> Path:
     return write_csv(SMALL, folder) if kind == "omop" else write_tables(NEW, folder)
 
 
-def no_persons(source: Path, persons: str, other: str, rows: str) -> None:
-    (source / persons).unlink()
-
-
-def nobody(source: Path, persons: str, other: str, rows: str) -> None:
-    (source / persons).write_text((source / persons).read_text().partition("\n")[0] + "\n")
-
-
-def no_such_columns(source: Path, persons: str, other: str, rows: str) -> None:
-    (source / other).write_text("log,in\nSECRET,1\n")
-
-
-def web_page(source: Path, persons: str, other: str, rows: str) -> None:
-    (source / other).write_text("<html><body>Log in\nSECRET\n")
-
-
-def not_text(source: Path, persons: str, other: str, rows: str) -> None:
-    (source / other).write_bytes(rows.encode() + rows.partition("\n")[2].encode().replace(b"1", b"SECRET\xff\xfe"))
-
-
-def truncated(source: Path, persons: str, other: str, rows: str) -> None:
-    (source / other).unlink()
-    data = gzip.compress("".join(f"{rows}{i}" for i in range(500)).encode())
-    (source / f"{other}.gz").write_bytes(data[: len(data) // 2])
-
-
-def twice(source: Path, persons: str, other: str, rows: str) -> None:
-    (source / f"{persons}.gz").write_bytes(b"\x1f\x8b")
-
-
-def empty(source: Path, persons: str, other: str, rows: str) -> None:
-    (source / other).write_text("")
-
-
-BREAKS: dict[Callable[..., None], str] = {
-    no_persons: "holds no",
-    nobody: "",
-    no_such_columns: "column",
-    web_page: "holds XML or HTML, not CSV",
-    not_text: "cannot be read as CSV",
-    truncated: "cannot be read as CSV",
-    twice: "both hold the table",
-    empty: "is empty",
+#: Which file is spoilt, its content (None: it is gone), and what is said; ROWS is a good header with a good row.
+BREAKS: dict[str, tuple[str, bytes | None, str]] = {
+    "no persons": ("{persons}", None, "holds no"),
+    "nobody": ("{persons}", b"HEADER\n", ""),
+    "no such columns": ("{other}", b"log,in\nSECRET,1\n", "column"),
+    "a web page": ("{other}", b"<html><body>Log in\nSECRET\n", "holds XML or HTML, not CSV"),
+    "no text": ("{other}", b"ROWSSECRET\xff\xfe", "cannot be read as CSV"),
+    "a truncated file": ("{other}.gz", gzip.compress(random.Random(0).randbytes(500))[:250], "cannot be read as CSV"),
+    "a table twice": ("{persons}.gz", b"\x1f\x8b", "both hold the table"),
+    "an empty file": ("{other}", b"", "is empty"),
 }
 
 
 @pytest.mark.parametrize("kind", FILES)
-@pytest.mark.parametrize("break_it", BREAKS)
-def test_a_broken_source_is_refused_in_one_line(kind: str, break_it: Callable[..., None], tmp_path: Path) -> None:
-    source = source_of(kind, tmp_path / "csv")
-    break_it(source, *FILES[kind])
+@pytest.mark.parametrize("how", BREAKS)
+def test_a_broken_source_is_refused_in_one_line(kind: str, how: str, tmp_path: Path) -> None:
+    source, (persons, other, rows), (file, content, said) = source_of(kind, tmp_path / "csv"), FILES[kind], BREAKS[how]
+    header = (source / persons).read_bytes().partition(b"\n")[0]
+    if how != "a table twice":
+        (source / file.format(persons=persons, other=other).removesuffix(".gz")).unlink()
+    if content is not None:
+        content = content.replace(b"HEADER", header).replace(b"ROWS", rows.encode())
+        (source / file.format(persons=persons, other=other)).write_bytes(content)
     result = ehrseq("import", kind, source, tmp_path / "meds")
     assert result.exit_code == 2, result.output
     assert len(result.output.strip().splitlines()) == 1
-    assert BREAKS[break_it] in result.output
+    assert said in result.output
     assert "SECRET" not in result.output
     assert {path.name for path in tmp_path.iterdir()} == {"csv"}
 

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,7 @@ from ehrsequencing.prediction.run import Run
 from ehrsequencing.serve import security as service
 from ehrsequencing.serve.predictor import Limits, Predictor
 from ehrsequencing.serve.security import Access
-from helpers.serve import Client, running, small_limits
-
-TOKEN = "correct horse battery staple"
+from helpers.serve import HOOK, ROW, TOKEN, Client, running, small_limits
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +65,6 @@ def test_the_command_shows_the_explorer(sim_run: Path, sim_data: Path) -> None:
 # ---- what the server bounds ------------------------------------------------------------------------------------------
 
 
-HOOK = "/cds-services/ehrsequencing-risk"
-ROW = {"time": "2020-01-01T10:00:00", "code": "ENROLLMENT"}
 PATIENT = {"resourceType": "Patient", "id": "a", "birthDate": "1950-01-01"}
 
 
@@ -170,6 +167,17 @@ def test_no_body_is_read_while_the_queue_is_full(sim_run: Path, monkeypatch: pyt
             assert b" 503 " in second.recv(1000)
         blocked.go.set()
         assert b" 200 " in first.recv(1000)
+
+
+def test_too_many_waiting_requests_are_told_to_come_back(sim_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked = Blocked(sim_run, monkeypatch, waiting=1, seconds=1.0)
+    with running(blocked.predictor) as client, ThreadPoolExecutor(4) as pool:
+        replies = list(pool.map(lambda _: client.ask("POST", "/predict", {"rows": [ROW]}), range(4)))
+        assert client.ask("GET", "/health").status == 200  # the model is busy, the server is not
+        blocked.go.set()
+    assert [reply.status for reply in replies] == [503] * 4
+    assert {reply.json["detail"] for reply in replies} == {"the server is busy", "the answer took too long"}
+    assert "retry-after" in [name for reply in replies for name in reply.headers]
 
 
 def test_who_leaves_the_queue_starts_no_work(sim_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
