@@ -85,10 +85,12 @@ def run_ours(place: Place, prepared: Prepared) -> None:
     assert run.blend is not None
     alone = {
         "stacked": run.blend.stacked,
-        "trees": run.blend.boosted,
-        "landmark_cox": run.blend.cox,
+        "trees": run.blend.stacked.parts[0],
+        "landmark_cox": run.blend.stacked.parts[1],
     }
-    steps = {name: fit_last_step(model, data) for name, model in alone.items()}
+    steps = {
+        name: fit_last_step(model.all_hazards(data.tuning), data) for name, model in alone.items()
+    }
     models: dict[str, Predictor] = {"blend": run.predictor, "network": run.blend.parts[0]}
     models |= {
         name: model

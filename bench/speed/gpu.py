@@ -36,6 +36,7 @@ from bench.speed.engine import SHAPES, VOCABULARY, padded
 from ehrsequencing.batches.loader import Step, on_device
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig, ModelSettings, StudyConfig, TrainingConfig
+from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.files import read_json_lines, write_json
 from ehrsequencing.core.outputs import HISTORY
 from ehrsequencing.models.base import SurvivalModel
@@ -92,12 +93,23 @@ def drawn(subjects: int) -> Iterator[tuple[str, SurvivalModel, VisitBatch]]:
         yield architecture, model, batch
 
 
+def first_epoch(trainer: Trainer) -> list[Ints]:
+    """The subjects of each step of a training's first epoch."""
+    settings = trainer.settings
+    return trainer.loader.shuffled(
+        0,
+        seed=settings.seed,
+        visit_budget=trainer.training.visit_budget,
+        most_subjects=settings.subjects_per_step,
+    )
+
+
 def with_numbers(numbers: Path, out: Path) -> tuple[str, SurvivalModel, VisitBatch]:
     """A new model with a table branch for NUMBERS, no weight of it zero, and its first batch."""
     data = Prepared(numbers)
     study = StudyConfig(model=ModelSettings(table_dim=128))
     trainer = Trainer(Plan.of(data, data.only_task(), study, as_given=True))
-    step = next(trainer.training.batches(trainer.training.steps_of_epoch(0)))
+    step = trainer.loader.collate(first_epoch(trainer)[0])
     model = trainer.model
     assert model.table is not None
     with torch.no_grad():
@@ -234,8 +246,8 @@ def epochs(prepared: Path, out: Path, sizes: tuple[str, ...], *, count: int) -> 
                 trainer = Trainer(Plan.of(data, data.only_task(), study, as_given=True))
                 loop = trainer.training
                 started = time.perf_counter()
-                groups = loop.steps_of_epoch(0)
-                made = sum(1 for _ in loop.batches(groups))
+                groups = first_epoch(trainer)
+                made = sum(1 for _ in map(trainer.loader.collate, groups))
                 loader = time.perf_counter() - started
                 history = loop.run(out, out / "checkpoints").history
                 seconds = statistics.median(row["seconds"] for row in history[1:] or history)

@@ -11,7 +11,7 @@ import ehrsequencing as eh
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.outputs import MANIFEST, sealed
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training.run_folder import RunFolder
+from ehrsequencing.training.run_folder import hold_folder
 from helpers.command_line import TASK, ehrseq, refused
 from helpers.meds import record, write_meds
 from helpers.omop import SMALL, write_csv
@@ -130,8 +130,8 @@ def test_a_file_is_replaced_only_by_one_of_its_kind(
 
 def test_overwrite_starts_an_interrupted_training_again(sim_prepared: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    folder = RunFolder(out, Prepared(sim_prepared), "simulated", {"model.dim": "other"})
-    with pytest.raises(KeyboardInterrupt), folder.held(resume=False):
+    held = hold_folder(out, Prepared(sim_prepared), "simulated", {"model.dim": "other"}, resume=False)
+    with pytest.raises(KeyboardInterrupt), held:
         raise KeyboardInterrupt
     note = out / "notes.txt"
     note.write_text("mine")

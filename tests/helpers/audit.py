@@ -144,11 +144,12 @@ def assemble(prepared: Path, out: Path, *settings: str, seed: int = 0) -> Path:
     corrects = trainer.settings.recalibration > 0 and trainer.config.head == "horizon"
     facts: dict[str, Any] = {"best_epoch": 0, "tuning_nll": 0.0}
     if corrects:
-        fitted = fit_last_step(Network(best, trainer.plan.code_types), trainer.plan.fitting_data())
+        data = trainer.plan.fitting_data()
+        fitted = fit_last_step(Network(best, trainer.plan.code_types).all_hazards(data.tuning), data)
         best.recalibrate(torch.from_numpy(fitted.intercept), torch.from_numpy(fitted.slope))
         facts["recalibration"] = fitted.as_json(trainer.plan.task.causes)
-    facts |= {"seed": trainer.settings.seed, "fingerprint": trainer.plan.fingerprint, "made_of": trainer.plan.made_of}
-    write_run_files(out, store, trainer.plan.study, best.cpu(), [], facts)
+    facts["seed"] = trainer.settings.seed
+    write_run_files(out, store, trainer.plan.study, best.cpu(), [], facts, made_of=trainer.plan.made_of)
     return out
 
 

@@ -11,6 +11,7 @@ from ehrsequencing.training.fit import fit
 from ehrsequencing.training.loop import Progress, ShowProgress
 from ehrsequencing.training.plan import Plan
 from ehrsequencing.training.processes import ALONE, Processes
+from ehrsequencing.training.run_folder import fingerprint_of
 from ehrsequencing.training.train import Trainer
 from ehrsequencing.training.transfer import Pretrained
 
@@ -47,7 +48,8 @@ class NetworkTrainer(Trainer):
         self.prepared = prepared
         self.out, self.task, self.study = out, self.plan.task, self.plan.study
         self.train_rows, self.tuning_rows = self.plan.train.rows, self.plan.tuning.rows
-        self.transfer, self.fingerprint = self.plan.transfer, self.plan.fingerprint
+        self.transfer = self.plan.transfer
+        self.fingerprint = fingerprint_of(prepared.identity(task_name), self.plan.made_of)
 
     def fit(self, *, resume: bool = False, on_progress: ShowProgress = lambda _: None) -> None:
         """Train it, and write the run."""

@@ -54,11 +54,8 @@ def steps(one: Trainer) -> dict[str, Ints]:
 def step_sums(one: Trainer, subjects: Ints) -> dict[str, Tensor]:
     """Gradients, loss and number of prediction times of one step, over all processes."""
     one.training.begin_step(TrainingState())
-    parts, rows = [], 0
-    for step in one.training.batches([subjects]):
-        parts.append(one.training.add_gradients(step))
-        rows += len(step.rows)
-    loss, count = torch.stack(parts).sum(), torch.tensor(float(rows))
+    step = one.loader.collate(one.processes.share(subjects))
+    loss, count = one.training.add_gradients(step), torch.tensor(float(len(step.rows)))
     if one.processes.several:
         loss, count = one.training.sum_over_processes(loss, count)
     gradients = {name: p.grad.clone() for name, p in one.model.named_parameters() if p.grad is not None}

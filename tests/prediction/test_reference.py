@@ -20,7 +20,7 @@ from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.events import BIRTH
 from ehrsequencing.records.people import PEOPLE
 from ehrsequencing.records.prepare import prepare
-from ehrsequencing.records.prepared import REFERENCE
+from ehrsequencing.records.prepared import ARRAYS, REFERENCE
 from ehrsequencing.reporting.share import share_run
 from ehrsequencing.serve import app
 from helpers.training import train
@@ -86,15 +86,19 @@ def test_training_keeps_made_up_records_and_their_risks(sim_prepared: Path, tmp_
     assert (made.folder / REFERENCE).read_bytes() == before
 
 
-def test_a_prepared_set_of_an_earlier_version_gives_a_run_without_them(sim_prepared: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("left", [{PEOPLE}, set()])
+def test_a_prepared_set_of_an_earlier_version_gives_a_run_without_them(
+    sim_prepared: Path, tmp_path: Path, left: set[str]
+) -> None:
     older = Path(shutil.copytree(sim_prepared, tmp_path / "set"))
+    shutil.rmtree(older / ARRAYS)
+    for name in {PEOPLE, REFERENCE} - left:
+        (older / name).unlink()
     manifest = read_json(older / MANIFEST)
-    kept = {name: digest for name, digest in manifest["files"].items() if name != PEOPLE}
-    save_manifest(older, {**manifest, "files": kept})
-    (older / PEOPLE).unlink()
+    files = {name: digest for name, digest in manifest["files"].items() if (older / name).is_file()}
+    save_manifest(older, {**manifest, "files": files})
     train(older, tmp_path / "run", "training.epochs=1")
-    files = read_json(tmp_path / "run" / MANIFEST)["files"]
-    assert not {REFERENCE, PEOPLE} & files.keys()
+    assert {REFERENCE, PEOPLE} & read_json(tmp_path / "run" / MANIFEST)["files"].keys() == left
     (why,) = check_reference(Run(tmp_path / "run"))
     assert "reference.json is missing" in why
 

@@ -109,11 +109,11 @@ def test_weights_are_those_of_out_of_fold_answers_and_of_tuning_people(
             hazards[own] = part.all_hazards(plan.train.take(fold))
     of_two = fit_weights(unseen, data.edges_days, labels)
     np.testing.assert_allclose(blend.stacked.weights.value, of_two.value, atol=1e-5)
-    seen = [part.all_hazards(plan.train) for part in (blend.boosted, blend.cox)]  # the mutant: by fits that know them
+    seen = [part.all_hazards(plan.train) for part in blend.stacked.parts]  # the mutant: by fits that know them
     assert np.abs(fit_weights(seen, data.edges_days, labels).value - of_two.value).max() > 0.01
 
     def last_step(hazards: np.ndarray, rows: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-        of, prior_sd = Labels.of(tuning.rows, rows), plan.settings.recalibration
+        of, prior_sd = Labels.of(tuning.rows, rows), plan.study.training.recalibration
         fitted = fit_recalibration(np.log(hazards[rows]), data.edges_days, of, prior_sd=prior_sd)
         return lambda other: np.exp(fitted.intercept + fitted.slope * np.log(other))
 
@@ -186,7 +186,9 @@ def test_a_saved_blend_answers_as_it_was_fitted(run: Path, prepared: Prepared, t
     parts = [part.all_hazards(records) for part in (*fitted.parts, *fitted.shares[0])]
     assert all(np.abs(np.log(part) - np.log(before)).max() > 0.01 for part in parts)  # each part counts
     assert made.blend is not None
-    np.testing.assert_array_equal(made.blend.boosted.all_hazards(records), again.boosted.all_hazards(records))
+    np.testing.assert_array_equal(
+        made.blend.stacked.parts[0].all_hazards(records), again.stacked.parts[0].all_hazards(records)
+    )
     assert not [path for path in run.iterdir() if path.suffix in (".pkl", ".pickle", ".joblib")]
 
 
@@ -232,7 +234,7 @@ def test_no_stored_number_is_that_of_few_people(
 ) -> None:
     made, train = Run(run), prepared.records("simulated", "train")
     assert made.blend is not None
-    columns = [made.blend.boosted.columns, made.blend.cox.columns]
+    columns = [part.columns for part in made.blend.stacked.parts]
     assert told_of_few(run, prepared, columns, "boosted.cuts", *RANGES) == 0
 
     def again(**broken: Any) -> tuple[Blend, Path]:
@@ -374,7 +376,7 @@ def test_a_part_that_names_columns_or_nodes_that_there_are_not_is_refused(
         shutil.copy(run / name, tmp_path / name)
     arrays, trained = load_file(tmp_path / ARRAYS_FILE), Run(run)
     assert trained.blend is not None
-    changed = other(arrays[array], len(trained.blend.boosted.used))
+    changed = other(arrays[array], len(trained.blend.stacked.parts[0].used))
     save_file({**arrays, array: changed}, tmp_path / ARRAYS_FILE)
     with pytest.raises(EhrseqError, match=f"{array} names what there is not"):
         Blend.load(tmp_path, trained.vocabulary, Network(trained.model))
@@ -393,13 +395,13 @@ def test_a_blend_is_the_default_where_one_is_possible(
         study = load_study(None, [*TINY, "training.blend=null", *settings])
         return Plan.of(prepared, "simulated", study, init=init, say=said)
 
-    assert made().settings.blend is True
-    assert made("training.blend=false").settings.blend is False
+    assert made().study.training.blend is True
+    assert made("training.blend=false").study.training.blend is False
     assert told == []
     told.clear()
     alone = made(init=Pretrained(run))
     monkeypatch.setattr(planning, "FEWEST_EVENTS", 10**6)
-    assert {plan.settings.blend for plan in (alone, made())} == {False}
+    assert {plan.study.training.blend for plan in (alone, made())} == {False}
     for text, reason in zip(told, ("may have seen", "fewer than"), strict=True):
         assert text.startswith("training the network alone, without a blend: ")
         assert reason in text

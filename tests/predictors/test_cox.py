@@ -273,7 +273,7 @@ def test_a_baseline_gets_the_last_step_of_our_training(
                 yield rows, 4.0 * hazards
 
     raw = TooHigh(data)
-    step = fit_last_step(raw, data)
+    step = fit_last_step(raw.all_hazards(data.tuning), data)
     assert step is not None
     mended = raw.recalibrated(step.intercept, step.slope)
     before, after = (model.nll(tuning).mean() for model in (raw, mended))
@@ -293,7 +293,8 @@ def test_a_record_beyond_the_training_range_has_the_risk_of_its_end(
 ) -> None:
     """η is held within what enough training people have, on both sides, and rows inside are left alone."""
     model = fit(LandmarkCox, task, prepared, train, tuning)
-    x = model.design(model.history(train))
+    every = np.arange(len(train))
+    x = model.design(history_features(train, prepared.vocabulary, chosen=every, columns=model.columns))
     for one, (low, high) in zip(model.fits, model.bounds, strict=True):
         score = one.log_hazard(x)
         assert score.min() <= low + 1e-5

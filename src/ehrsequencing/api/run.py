@@ -44,6 +44,7 @@ from ehrsequencing.prediction.journal import Journal
 from ehrsequencing.prediction.predict import NewRecords, RiskPredictor
 from ehrsequencing.prediction.run import Run, saved_audit
 from ehrsequencing.records.encoding import Moment
+from ehrsequencing.training.run_folder import NOTHING_LEARNED
 
 
 class TrainedRun(Hinted, Answering, Run):
@@ -365,9 +366,6 @@ class TrainedRun(Hinted, Answering, Run):
         if audit is not None:
             verdict = f"{audit['leaks']} leaks found" if audit["leaks"] else "no leak found"
         return f"Run({str(self.folder)!r}: {', '.join([*parts, f'C {c}'])}, audit: {verdict})"
-
-
-NOTHING_LEARNED = "learned nothing that shows on tuning people beside the cohort's own rates"
 
 
 def warn_of(note: str) -> None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, overload
 
 from ehrsequencing.api.data import is_path, study_of
 from ehrsequencing.api.progress import Callback, print_line, training_bar
-from ehrsequencing.api.run import NOTHING_LEARNED, TrainedRun
 from ehrsequencing.config import (
     ModelSettings,
     Settings,
@@ -31,6 +30,7 @@ from ehrsequencing.core.outputs import (
     UNFINISHED_PRETRAINING,
     UNFINISHED_RUN,
     Kind,
+    read_manifest,
     remove_existing,
 )
 from ehrsequencing.records.prepared import Prepared
@@ -39,12 +39,16 @@ from ehrsequencing.training import fit as training
 from ehrsequencing.training.plan import Plan, shape_of_inputs
 from ehrsequencing.training.processes import ALONE
 from ehrsequencing.training.run_folder import (
-    RunFolder,
+    NOTHING_LEARNED,
     alone_in,
+    hold_folder,
     remove_unfinished,
 )
 
-if TYPE_CHECKING:  # torch is imported where a network is made
+if (
+    TYPE_CHECKING
+):  # torch is imported where a network is made, and what a run can do where one is returned
+    from ehrsequencing.api.run import TrainedRun
     from ehrsequencing.models.base import SurvivalModel
     from ehrsequencing.training.objectives import LossFunction
 
@@ -60,7 +64,7 @@ def fit(
     out: str | os.PathLike[str],
     seeds: None = None,
     **settings: Any,
-) -> TrainedRun: ...
+) -> "TrainedRun": ...
 @overload
 def fit(
     data: Prepared | str | os.PathLike[str],
@@ -68,7 +72,7 @@ def fit(
     out: str | os.PathLike[str],
     seeds: int | Sequence[int],
     **settings: Any,
-) -> list[TrainedRun]: ...
+) -> "list[TrainedRun]": ...
 def fit(
     data: Prepared | str | os.PathLike[str],
     *,
@@ -87,7 +91,7 @@ def fit(
     overwrite: bool = False,
     progress: bool = True,
     **others: Any,
-) -> TrainedRun | list[TrainedRun]:
+) -> "TrainedRun | list[TrainedRun]":
     """Fit a model, with early stopping on the tuning split.
 
     A new model starts at the training subjects' own rates: before the first step everybody's risk is about the observed
@@ -188,6 +192,8 @@ def fit(
         progress=progress,
         say=print_line if progress else lambda _: None,
     )
+    from ehrsequencing.api.run import TrainedRun
+
     return TrainedRun(Path(out))
 
 
@@ -276,7 +282,7 @@ def train(
             on_progress=report,
             say=tell,
         )
-        if is_first and is_new and not TrainedRun(out).manifest.get("learned", True):
+        if is_first and is_new and not read_manifest(out, what=RUN.what).get("learned", True):
             tell(f"this run has {NOTHING_LEARNED}: train longer, or check the task and the labels")
         return is_first
 
@@ -384,7 +390,7 @@ def save_run(
     *,
     out: str | os.PathLike[str],
     task: str | None = None,
-) -> TrainedRun:
+) -> "TrainedRun":
     """Make a run of a model that was trained in a loop of your own, for report, audit, compare, explain and service.
 
     Args:
@@ -407,6 +413,7 @@ def save_run(
         >>> run.manifest["trained"]
         'outside'
     """
+    from ehrsequencing.api.run import TrainedRun
     from ehrsequencing.models.base import SurvivalModel
     from ehrsequencing.training.train import Trained
 
@@ -445,6 +452,6 @@ def save_run(
     plan = Plan(prepared, asked, config, study, train, tuning)
     # a copy: the model stays on its device, and in training or not
     trained = Trained(copy.deepcopy(model).cpu(), [], {"trained": "outside"})
-    with RunFolder(Path(out), prepared, asked.name, plan.made_of).held(resume=False):
+    with hold_folder(Path(out), prepared, asked.name, plan.made_of, resume=False):
         training.write_run(plan, Path(out), trained, {})
     return TrainedRun(Path(out))

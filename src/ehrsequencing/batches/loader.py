@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig
@@ -180,10 +179,9 @@ class SubjectLoader:
         positions = position[np.maximum(visit_start[row_owner] + seen - 1, 0)]
         positions[queries] = position[len(visit) :]
 
-        def merged(of_visits: NDArray[np.generic], of_queries: NDArray[np.generic]) -> torch.Tensor:
-            return torch.from_numpy(np.concatenate([of_visits, of_queries])[order])
-
         query_rows = row[queries]
+        ages = np.concatenate([timelines.age_years[visit], rows.age_years[query_rows]])
+        gaps = np.concatenate([timelines.delta_days[visit], rows.delta_days[query_rows]])
         first_code = timelines.visit_offsets[visit]
         length = timelines.visit_offsets[visit + 1] - first_code
         is_cut = np.flatnonzero(cut)
@@ -200,17 +198,16 @@ class SubjectLoader:
             codes=all_codes,
             visit_offsets=torch.from_numpy(visit_offsets),
             subject_offsets=torch.from_numpy(offsets(owner, len(subjects))),
-            age_years=merged(timelines.age_years[visit], rows.age_years[query_rows]),
-            delta_days=merged(timelines.delta_days[visit], rows.delta_days[query_rows]),
+            age_years=torch.from_numpy(ages[order]),
+            delta_days=torch.from_numpy(gaps[order]),
+            is_query=torch.from_numpy(order >= len(visit)),
             static_codes=torch.from_numpy(timelines.static_codes[static].astype(np.int64)),
             static_offsets=torch.from_numpy(static_offsets),
             values=torch.from_numpy(
                 np.concatenate([timelines.values[codes], rows.carry_values[carried]])[token]
             ),
-            is_query=merged(np.zeros(len(visit), dtype=bool), np.ones(len(queries), dtype=bool)),
             code_types=None if self.code_types is None else self.code_types[all_codes],
             **self._labels(row, row_owner, positions, len(order)),
-            **self._outcome_labels(row, positions),
         )
         return Step(batch, row, positions)
 
@@ -234,23 +231,8 @@ class SubjectLoader:
             np.r_[np.zeros_like(subjects), known[copies]],
         )
 
-    def _outcome_labels(self, row: Ints, positions: Ints) -> dict[str, Any]:
-        """Fields of a batch; none where the records are not asked about outcomes."""
-        if self.outcomes is None:
-            return {}
-        known = ~np.isnan(self.rows.duration_days[row])
-        row, positions = row[known], positions[known]
-        order = np.argsort(positions)
-        row, positions = row[order], positions[order]
-        listed = outcome_labels(self.outcomes, self.rows, row)
-        return {
-            "outcome_rows": torch.from_numpy(positions[listed.row]),
-            "outcome_codes": torch.from_numpy(listed.code),
-            "outcome_days": torch.from_numpy(listed.days),
-        }
-
     def _labels(self, row: Ints, owner: Ints, positions: Ints, n: int) -> dict[str, Any]:
-        """Fields of a batch of n visits and queries."""
+        """Fields of a batch of n visits and queries, with outcomes where the records are asked about some."""
         rows = self.rows
         at_risk, cause = np.zeros(n, dtype=bool), np.zeros(n, dtype=np.int64)
         duration, entry = np.ones(n), np.zeros(n)  # float64: a time may lie on an edge of the grid
@@ -261,12 +243,18 @@ class SubjectLoader:
         cause[where] = rows.cause[row]
         if not self.queries:  # a subject's last row alone carries its cause
             cause[where[:-1][np.diff(owner) == 0]] = 0
-        return {
-            "at_risk": torch.from_numpy(at_risk),
-            "duration_days": torch.from_numpy(duration),
-            "cause": torch.from_numpy(cause),
-            "entry_days": torch.from_numpy(entry),
+        labels = {
+            "at_risk": at_risk,
+            "duration_days": duration,
+            "cause": cause,
+            "entry_days": entry,
         }
+        if self.outcomes is not None:
+            order = np.argsort(where)
+            listed = outcome_labels(self.outcomes, rows, row[order])
+            labels |= {"outcome_rows": where[order][listed.row], "outcome_codes": listed.code}
+            labels["outcome_days"] = listed.days
+        return {name: torch.from_numpy(array) for name, array in labels.items()}
 
 
 # ---- batches on their way to a device ----
@@ -275,9 +263,8 @@ Item = TypeVar("Item")
 
 def on_device(steps: Iterator[Step], device: torch.device) -> Iterator[Step]:
     """The same steps on a device. On a GPU, one thread packs and pins the next one while this one is worked on."""
-    if device.type != "cuda":
-        for step in steps:
-            yield replace(step, batch=step.batch.to(device))
+    if device.type == "cpu":  # where batches are made
+        yield from steps
         return
     for step in prefetched(replace(step, batch=step.batch.pin_memory()) for step in steps):
         yield replace(step, batch=step.batch.to(device, non_blocking=True))

@@ -213,13 +213,10 @@ class TransformerLayer(nn.Module):
             v = v * dropout(v.new_ones(len(v), 1), self.value_dropout, training=True)
         if rows is not None:
             x, q = x.index_select(0, rows), q.index_select(0, rows)
-        x = x + self._residual(
-            self.attention_scale * self.out(plan.attend(q, k, v, heads=self.heads))
-        )
-        return x + self._residual(self.mlp_scale * self.W2(F.gelu(self.W1(self.mlp_norm(x)))))
-
-    def _residual(self, x: Tensor) -> Tensor:
-        return dropout(x, self.dropout, training=self.training)
+        more = self.attention_scale * self.out(plan.attend(q, k, v, heads=self.heads))
+        x = x + dropout(more, self.dropout, training=self.training)
+        more = self.mlp_scale * self.W2(F.gelu(self.W1(self.mlp_norm(x))))
+        return x + dropout(more, self.dropout, training=self.training)
 
 
 # ---- blocks of a plan ------------------------------------------------------------------------------------------------

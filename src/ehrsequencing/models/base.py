@@ -96,14 +96,6 @@ class SurvivalModel(Answering, nn.Module):
                 dropout=config.dropout,
             )
 
-    def _of_table(self, batch: VisitBatch, x: Tensor) -> Tensor:
-        """(N, width) h of the table branch; (N, 0) without one."""
-        return x[:, :0] if self.table is None else self.table(batch)
-
-    def _with_table(self, x: Tensor, h: Tensor) -> Tensor:
-        """(N, d) rows → the same with what their numbers add."""
-        return x if self.table is None else x + self.table.W_x(h)
-
     def _beside(self, batch: VisitBatch, x: Tensor, h: Tensor) -> Tensor:
         """What enters the hazards beside the timeline: its inputs, its numbers, and the sums of its codes' effects."""
         effects = [] if self.code_effects is None else [self.code_effects(batch)]

@@ -159,8 +159,9 @@ class BEHRTForSurvival(SurvivalModel):
         inputs, states = self.encoder(batch, tokens)
         x = self.aggregate_visits(inputs, tokens)
         z = self.aggregate_visits(states, tokens)
-        h = self._of_table(batch, z)
-        return self._beside(batch, x, h), self._with_table(z, h)
+        h = z[:, :0] if self.table is None else self.table(batch)
+        beside = self._beside(batch, x, h)
+        return beside, z if self.table is None else z + self.table.W_x(h)
 
     @staticmethod
     def aggregate_visits(states: Tensor, tokens: Tokens) -> Tensor:

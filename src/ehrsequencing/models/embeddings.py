@@ -101,11 +101,27 @@ class CodeEmbedding(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int]:
         """What decides shapes, on the CPU: see `CodeVectors` and `blocks_of`.
 
+        A code's kind is its id, with its place and type where these have vectors.
+
         Returns:
             (R',) kinds of codes without a number; (K,) row of each code; (K',) codes with a number; (C,) their kinds;
             (K',) cell of each; (M,) kind of each block, as a place among those; cells of a block.
         """
-        kinds, keys = self._kinds(batch)
+        kinds, keys = self.table.num_embeddings, batch.codes
+        if self.position_table is not None:
+            rank = torch.arange(batch.n_codes) - batch.visit_offsets[batch.visit_of_code]
+            kinds = kinds * MAX_CODE_POSITIONS
+            keys = keys * MAX_CODE_POSITIONS + rank.clamp(max=MAX_CODE_POSITIONS - 1)
+        if self.type_table is not None:
+            n_types, types = self.type_table.num_embeddings, batch.code_types
+            fix = "make the batch with the types of its codes"
+            if types is None:
+                raise EhrseqError("has no code_types", where="VisitBatch", fix=fix)
+            if len(types) and int(types.max()) >= n_types:
+                raise EhrseqError(
+                    f"holds types outside the model's {n_types}", where="VisitBatch", fix=fix
+                )
+            kinds, keys = kinds * n_types, keys * n_types + types
         has_value = torch.zeros_like(batch.codes, dtype=torch.bool)
         if self.value_table is not None and batch.values is not None:
             has_value = ~batch.values[:, 0].isnan()
@@ -117,28 +133,6 @@ class CodeEmbedding(nn.Module):
         index[plain] = index_of_plain
         index[numbered] = len(distinct) + cell
         return distinct, index, numbered, of_number, cell, kind_of_block, size
-
-    def _kinds(self, batch: VisitBatch) -> tuple[int, Tensor]:
-        """How many kinds of rows there may be, and which kind each code is: its id, with its place and type."""
-        kinds, keys = self.table.num_embeddings, batch.codes
-        if self.position_table is not None:
-            place = (
-                torch.arange(batch.n_codes, device=keys.device)
-                - batch.visit_offsets[batch.visit_of_code]
-            )
-            kinds = kinds * MAX_CODE_POSITIONS
-            keys = keys * MAX_CODE_POSITIONS + place.clamp(max=MAX_CODE_POSITIONS - 1)
-        if self.type_table is not None:
-            n_types, types = self.type_table.num_embeddings, batch.code_types
-            fix = "make the batch with the types of its codes"
-            if types is None:
-                raise EhrseqError("has no code_types", where="VisitBatch", fix=fix)
-            if len(types) and int(types.max()) >= n_types:
-                raise EhrseqError(
-                    f"holds types outside the model's {n_types}", where="VisitBatch", fix=fix
-                )
-            kinds, keys = kinds * n_types, keys * n_types + types
-        return kinds, keys
 
     def _of_keys(self, keys: Tensor) -> Tensor:
         """(R, d) vectors of kinds, without what a number adds."""

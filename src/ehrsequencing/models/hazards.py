@@ -137,7 +137,8 @@ def horizon_nll(
     days = exposure(edges_days, entry_days.double(), duration_days.double()).to(logits.dtype)
     cumulative = torch.einsum("nek,nk->n", _tangent_exp(logits), days)
     # the bin k of the event: τ_{k−1} < T ≤ τ_k
-    bin_of = torch.bucketize(duration_days.double(), inner_edges(edges_days, duration_days))
+    inner = constant(tuple(edges_days), torch.float64, duration_days.device)
+    bin_of = torch.bucketize(duration_days.double(), inner)
     at_event = logits.flatten(1).gather(
         1, ((cause - 1).clamp(min=0) * logits.shape[2] + bin_of).unsqueeze(1)
     )
@@ -177,14 +178,10 @@ def _tangent_exp(x: Tensor) -> Tensor:
     return bounded.exp() * (1 + (x - LINEAR_ABOVE).clamp(min=0))
 
 
-def inner_edges(edges_days: Sequence[float], like: Tensor) -> Tensor:
-    """The K − 1 inner edges in float64, where a tensor is."""
-    return constant(tuple(edges_days), torch.float64, like.device)
-
-
 def exposure(edges_days: Sequence[float], start: Tensor, stop: Tensor) -> Tensor:
     """Days of each bin inside `[start, stop)`, `|[τ_{k−1}, τ_k) ∩ [start, stop)|`: (N,) and (N,) → (N, K)."""
-    lower = torch.cat([start.new_zeros(1), inner_edges(edges_days, start)])
+    inner = constant(tuple(edges_days), torch.float64, start.device)
+    lower = torch.cat([start.new_zeros(1), inner])
     upper = torch.cat([lower[1:], start.new_full((1,), float("inf"))])
     return (
         torch.minimum(stop.unsqueeze(1), upper) - torch.maximum(start.unsqueeze(1), lower)

@@ -67,7 +67,8 @@ class HierarchicalBEHRTForSurvival(SurvivalModel):
         """(N, d) what enters the timeline, and (N, width) h of the table branch; K codes, N visits, all packed."""
         e = self.code_embedding(batch)  # (K, d)  module 1, as `CodeVectors`
         u = self.visit_encoder(e, batch)  # (N, d)  module 2: mean, attention …
-        h = self._of_table(batch, u)  # (N, width)  the visit's numbers side by side
+        # (N, width)  the visit's numbers side by side; (N, 0) without the table branch
+        h = u[:, :0] if self.table is None else self.table(batch)
         if self.config.query_follows_visit:
             # (N,) of a query the subject's last visit before it; −1 of visits, and of a query without one
             last = torch.arange(batch.n_visits, device=u.device)
@@ -77,4 +78,4 @@ class HierarchicalBEHRTForSurvival(SurvivalModel):
             u = u + gather_rows(F.pad(u, (0, 0, 1, 0)), last + 1)
         static = gather_rows(self.code_embedding.of_static(batch), batch.subject_of_visit)  # (N, d)
         x: Tensor = self.visit_time_embedding(u + static, batch)  # module 3: index + age + time gap
-        return self._with_table(x, h), h
+        return x if self.table is None else x + self.table.W_x(h), h

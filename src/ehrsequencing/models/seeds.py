@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import nn as torch_nn
 
-from ehrsequencing import nn
+import ehrsequencing.nn as nn
 from ehrsequencing.config import ModelConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models import (

@@ -216,16 +216,6 @@ class Blend(Predictor):
         return last if isinstance(last, Blend) else self
 
     @property
-    def boosted(self) -> BoostedVisits:
-        """The trees."""
-        return next(part for part in self.stacked.parts if isinstance(part, BoostedVisits))
-
-    @property
-    def cox(self) -> CoxHazards:
-        """The regressions."""
-        return next(part for part in self.stacked.parts if isinstance(part, CoxHazards))
-
-    @property
     def shares(self) -> tuple[list[Predictor], BlendWeights]:
         """The network, if there is one, trees and Cox, and what each has of the whole."""
         stacked = self.stacked
@@ -243,7 +233,9 @@ class Blend(Predictor):
         stacked, last = self.stacked, self.parts[-1]
         if isinstance(last, Recalibrated):
             correction = last.intercept, last.slope
-        boosted, cox, design = self.boosted, self.cox, self.cox.design
+        boosted, cox = stacked.parts
+        assert isinstance(boosted, BoostedVisits)
+        assert isinstance(cox, CoxHazards)
         arrays: dict[str, NDArray[Any]] = {
             "boosted.cuts": np.concatenate([np.zeros(0), *boosted.cuts]),
             "boosted.cut_offsets": np.cumsum([0, *map(len, boosted.cuts)]),
@@ -254,7 +246,7 @@ class Blend(Predictor):
         for e, trees in fitted.items():
             arrays |= {f"boosted.trees.{e}.{name}": getattr(trees, name) for name in _OF_TREES}
         arrays |= {f"cox.{name}": getattr(cox, name) for name in _OF_COX}
-        arrays |= {f"cox.design.{name}": getattr(design, name) for name in _OF_DESIGN}
+        arrays |= {f"cox.design.{name}": getattr(cox.design, name) for name in _OF_DESIGN}
         arrays |= dict(zip(_CORRECTION, correction or (), strict=False))
         data = save({name: np.array(array, order="C") for name, array in arrays.items()})
         write_bytes(folder / ARRAYS_FILE, data)
@@ -364,7 +356,9 @@ def _require_places(
 
 
 FOLDS = 5
-MOST_ROWS = 100_000  # training rows that weights are fitted to; above, those of subjects spread evenly over all
+MOST_WEIGHED = (
+    100_000  # rows that weights are fitted to; above, those of subjects spread evenly over all
+)
 
 
 @dataclass(frozen=True)
@@ -396,7 +390,7 @@ def fit_stack(
     """
     train, shape = data.train, (len(data.task.causes), len(data.edges_days) + 1)
     mean = np.full((len(train), *shape), np.nan, dtype=np.float32)
-    weighed = train.rows.subject % max(1, -(-len(train) // MOST_ROWS)) == 0  # rows
+    weighed = train.rows.subject % max(1, -(-len(train) // MOST_WEIGHED)) == 0  # rows
     each = np.empty((2, int(weighed.sum()), *shape), dtype=np.float32)
     place = np.cumsum(weighed) - 1
     folds = folds_of(np.diff(train.rows.row_offsets), folds=FOLDS, seed=data.seed)
@@ -425,12 +419,6 @@ def fit_stack(
             each[:, place[here[weighed[here]]]] = np.stack(hazards)[:, weighed[here]]
     weights = fit_weights([*each], data.edges_days, Labels.of(train.rows, weighed))
     return Stack(Blend(of_all, weights, name=STACKED), mean)
-
-
-def sampled(records: TaskRecords) -> TaskRecords:
-    """The records of subjects spread evenly over all, with about `MOST_ROWS` rows; of fewer rows all."""
-    step = max(1, -(-len(records) // MOST_ROWS))
-    return records if step == 1 else records.take(np.arange(0, len(records.timelines), step))
 
 
 def folds_of(rows_of_subject: Ints, *, folds: int, seed: int) -> list[Ints]:

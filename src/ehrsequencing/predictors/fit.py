@@ -17,12 +17,12 @@ from ehrsequencing.metrics.censoring import StepFunction, aalen_johansen, condit
 from ehrsequencing.metrics.hazards import cohort_hazards, exposure
 from ehrsequencing.predictors.blend import (
     FOLDS,
+    MOST_WEIGHED,
     STACKED,
     Blend,
     fit_stack,
     fit_weights,
     folds_of,
-    sampled,
 )
 from ehrsequencing.predictors.boosted import BoostedVisits
 from ehrsequencing.predictors.cox import LandmarkCox
@@ -177,23 +177,19 @@ def _days_since_index(rows: TaskRows) -> Floats:
     return np.asarray((rows.prediction_us - rows.index_us) / DAY_US)
 
 
-def fit_last_step(model: Predictor, data: FittingData) -> Recalibration | None:
+def fit_last_step(
+    hazards: Floats, data: FittingData, without: Bools | None = None
+) -> Recalibration | None:
     """The last step that our own training has: a recalibration by the likelihood of tuning subjects.
 
     Args:
-        model: The fitted model.
+        hazards: (R, causes, bins) of the fitted model at the tuning rows.
         data: Whose tuning subjects decide, and how strongly (`recalibration`).
+        without: (R,) rows that have no part in it.
 
     Returns:
         What was fitted; None where nobody decides, or it is off.
     """
-    return _last_step(model.all_hazards(data.tuning), data)
-
-
-def _last_step(
-    hazards: Floats, data: FittingData, without: Bools | None = None
-) -> Recalibration | None:
-    """The same of a model with such hazards (R, causes, bins) at the tuning rows, without some of them (R,)."""
     if data.recalibration == 0 or not len(data.tuning):
         return None
     left = np.arange(len(data.tuning)) if without is None else np.flatnonzero(~without)
@@ -208,7 +204,7 @@ def cross_fitted(hazards: Floats, data: FittingData) -> Floats:
     rows, out = data.tuning.rows, hazards.copy()
     for fold in folds_of(np.diff(rows.row_offsets), folds=FOLDS, seed=data.seed):
         own = np.isin(rows.subject, fold)
-        step = _last_step(hazards, data, without=own)
+        step = fit_last_step(hazards, data, without=own)
         if step is not None:
             out[own] = step.applied(hazards[own])
     return out
@@ -228,9 +224,12 @@ def fit_blend(
         data: Whose tuning people decide.
         step: That of the network; None where it has none, or several members have one each.
     """
-    data = replace(data, tuning=sampled(data.tuning))
+    if len(data.tuning) > MOST_WEIGHED:  # subjects spread evenly over all, with about so many rows
+        nth = -(-len(data.tuning) // MOST_WEIGHED)
+        some = np.arange(0, len(data.tuning.timelines), nth)
+        data = replace(data, tuning=data.tuning.take(some))
     of_network, of_stacked = (one.all_hazards(data.tuning) for one in (alone, stacked))
-    last = _last_step(of_stacked, data)
+    last = fit_last_step(of_stacked, data)
     if step is not None:
         before = np.exp((np.log(of_network) - step.intercept) / step.slope)
         of_network = cross_fitted(before, data)
@@ -305,7 +304,7 @@ def fit_baselines(
         hazards[:, rows] = each
     out: list[Fitted] = []
     for model, of_tuning in zip(models, hazards, strict=True):
-        step = None if model.name == MarginalIncidence.name else _last_step(of_tuning, data)
+        step = None if model.name == MarginalIncidence.name else fit_last_step(of_tuning, data)
         if step is not None:
             model = model.recalibrated(step.intercept, step.slope)
             of_tuning = step.applied(of_tuning)

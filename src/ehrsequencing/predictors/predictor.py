@@ -286,12 +286,9 @@ class OfHistory(Predictor):
     def of_history(self, history: Floats32, rows: TaskRows) -> Floats:
         """Hazards (r, causes, bins) per day of rows with these features (r, F)."""
 
-    def history(self, records: TaskRecords) -> Floats32:
-        """(R, F) its features of all rows."""
-        every = np.arange(len(records))
-        return history_features(records, self.vocabulary, chosen=every, columns=self.columns)
-
     def _of_part(self, part: TaskRecords, known: Known) -> Floats:
         if self.columns not in known.history:
-            known.history[self.columns] = self.history(part)
+            known.history[self.columns] = history_features(
+                part, self.vocabulary, chosen=np.arange(len(part)), columns=self.columns
+            )
         return self.of_history(known.history[self.columns], part.rows)

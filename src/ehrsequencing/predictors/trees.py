@@ -58,7 +58,17 @@ class Trees:
         text = booster.model_to_string(num_iteration=trees) if trees else ""
         stages = [_fields(one) for one in text.split("\nTree=")[1:]]
         nodes = max((2 * len(stage["leaf_value"]) - 1 for stage in stages), default=1)
-        made = cls.empty(start, len(stages), nodes)
+        shape = (len(stages), nodes)
+        own = np.broadcast_to(np.arange(nodes), shape)  # a leaf adds nothing until it has its value
+        made = cls(
+            np.array(start),
+            np.zeros(shape, np.int64),
+            np.zeros(shape),
+            np.zeros(shape, bool),
+            own.copy(),
+            own.copy(),
+            np.zeros(shape),
+        )
         for t, stage in enumerate(stages):
             leaves, inner = len(stage["leaf_value"]), len(stage["leaf_value"]) - 1
             made.value[t, inner : inner + leaves] = stage["leaf_value"]
@@ -79,21 +89,6 @@ class Trees:
                 was_missing, goes_left, rows[left] >= rows[right]
             )
         return made
-
-    @classmethod
-    def empty(cls, start: float, trees: int, nodes: int) -> "Trees":
-        """So many trees of so many leaves that add nothing."""
-        shape = (trees, nodes)
-        own = np.broadcast_to(np.arange(nodes), shape)
-        return cls(
-            np.array(start),
-            np.zeros(shape, np.int64),
-            np.zeros(shape),
-            np.zeros(shape, bool),
-            own.copy(),
-            own.copy(),
-            np.zeros(shape),
-        )
 
     def predict(self, design: Bytes) -> Floats:
         """F of each row of (r, columns) bins.

@@ -56,7 +56,7 @@ from ehrsequencing.records.meds import (
 )
 from ehrsequencing.records.outcomes import choose_outcomes
 from ehrsequencing.records.people import PEOPLE, measures_to_keep
-from ehrsequencing.records.prepared import SECTIONS, Prepared, simulation_faults
+from ehrsequencing.records.prepared import SECTIONS, Prepared, simulation_faults, write_reference
 from ehrsequencing.records.scales import number_warnings
 from ehrsequencing.records.shards import (
     CODES,
@@ -269,6 +269,7 @@ def fill(
     training = open_arrays(Timelines, folder / "visits" / "train")
     kept = measures_to_keep(fit.carriers_to_keep(), training, vocabulary, end_us=surveyed.end_us)
     write_json(folder / PEOPLE, kept)
+    write_reference(folder, vocabulary, work.excluded, work.study.visits)
     write_settings(folder / "config.yaml", work.study, only=SECTIONS)
     fixes["absent_split"] = work.lookup.absent(surveyed.subject_id)
     return {

@@ -5,9 +5,11 @@ PREPARED/visits/SPLIT/*.npy            the fields of `Timelines`
 PREPARED/tasks/NAME/task.yaml  cohort.parquet  attrition.json
 PREPARED/tasks/NAME/SPLIT/*.npy        the fields of `TaskRows`
 PREPARED/people.json                   what the training people are like
+PREPARED/reference.json  reference/    made-up people, and their arrays
 """
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import numpy as np
 
 from ehrsequencing.config import StudyConfig, TaskConfig, VisitsConfig, load_study, load_task
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import digest, read_json, sha256
+from ehrsequencing.core.files import digest, read_json, sha256, write_json
 from ehrsequencing.core.outputs import (
     MANIFEST,
     PREPARED,
@@ -34,6 +36,7 @@ from ehrsequencing.records.meds import find_shards
 from ehrsequencing.records.outcomes import read_outcomes
 from ehrsequencing.records.splits import cut_us
 from ehrsequencing.records.timelines import (
+    ArrayAppender,
     OutcomeEvents,
     TaskRecords,
     TaskRows,
@@ -60,6 +63,7 @@ class Prepared:
                 f"is not {PREPARED.what}", where=str(folder), fix="make one with ehrseq prepare"
             )
         require_facts(folder, self.manifest, _FACTS)
+        self.tasks: list[str] = list(self.manifest["tasks"])  # their names
         self._read: dict[str, TaskConfig] = {}
 
     @cached_property
@@ -71,11 +75,6 @@ class Prepared:
     def vocabulary(self) -> Vocabulary:
         """Tokens and scales."""
         return Vocabulary.load(self.folder)
-
-    @property
-    def tasks(self) -> list[str]:
-        """Names of the tasks."""
-        return list(self.manifest["tasks"])
 
     def task(self, name: str) -> TaskConfig:
         """A task by its name."""
@@ -116,7 +115,7 @@ class Prepared:
             elif name.startswith("visits/"):
                 hashes[_PARTS.get(Path(name).stem, "visits")][name] = file_hash
         return {
-            "vocabulary": self.vocabulary.digest,
+            "vocabulary": self.manifest["vocabulary"],
             **{part: digest(hashed) for part, hashed in hashes.items()},
         }
 
@@ -172,10 +171,24 @@ def is_simulation(data: Path) -> bool:
 
 
 # ---- reference records: made-up people whose risks a run keeps ----
-# So a moved answer is noticed before it is used. No row of a patient is among them: codes are drawn from the
-# vocabulary, numbers by the mean and deviation of each code.
-REFERENCE = "reference.json"  # of a run: the records, column by column, with their risks
+# So a moved answer is noticed before it is used. `prepare` draws and encodes them. No row of a patient is among them:
+# codes are drawn from the vocabulary, numbers by the mean and deviation of each code.
+# of a prepared set: the records, column by column, and the folder of their arrays; of a run: with their risks
+REFERENCE, ARRAYS = "reference.json", "reference"
 _SHAPE = (20, 16)  # people, and rows of each
+
+
+def write_reference(
+    folder: Path, vocabulary: Vocabulary, excluded: CodeMatcher, visits: VisitsConfig
+) -> None:
+    """Draw the records, and write them and their arrays into the folder of a prepared set."""
+    columns = draw_reference(vocabulary)
+    write_json(folder / REFERENCE, columns)
+    records = encode_reference(columns, vocabulary, excluded, visits)
+    with ExitStack() as stack:
+        writer = ArrayAppender(stack)
+        writer.append(folder / ARRAYS / "visits", records.timelines)
+        writer.append(folder / ARRAYS / "rows", records.rows)
 
 
 def draw_reference(vocabulary: Vocabulary) -> Reference:

@@ -17,7 +17,7 @@ The lowest and the highest number of a scale are the means of its lowest and hig
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -177,16 +177,18 @@ SAMPLE = 2048  # values kept per key
 WAITING = 1 << 19
 
 
+@dataclass
 class Sample:
     """A bounded sample of values per key: those with the smallest hashes, whatever the order of the rows.
 
     Most rows of a large data set cost one comparison, since hashes above a key's limit are dropped at once.
     """
 
-    def __init__(self) -> None:
-        self._limit = np.zeros(0, np.uint64)  # per key, the largest hash that may still enter
-        self._parts: list[Rows] = []
-        self._waiting = self._kept = 0
+    # per key, the largest hash that may still enter
+    _limit: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
+    _parts: list[Rows] = field(default_factory=list)
+    _waiting: int = 0
+    _kept: int = 0
 
     def add(
         self,

@@ -5,28 +5,26 @@ What each needs is decided in `plan.py`; each thing is fitted once.
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ehrsequencing.core.arrays import Floats
+from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.files import read_json, read_json_lines, write_json
 from ehrsequencing.core.outputs import ARRAYS_FILE, BLEND_FILE, HISTORY, RUN, read_manifest
 from ehrsequencing.predictors.blend import STACKED, Stack, fit_stack
 from ehrsequencing.predictors.fit import fit_blend, fit_last_step
-from ehrsequencing.predictors.predictor import NETWORK, Predictor
-from ehrsequencing.records.account import PeopleCounts, Reference, Rounded
-from ehrsequencing.records.codes import CodeMatcher
+from ehrsequencing.predictors.predictor import NETWORK, Predictor, risks_and_likelihoods
 from ehrsequencing.records.people import PEOPLE, quantiles_of_risks, some_people
-from ehrsequencing.records.prepared import REFERENCE, draw_reference, encode_reference
-from ehrsequencing.records.timelines import TaskRecords
+from ehrsequencing.records.prepared import ARRAYS, REFERENCE
+from ehrsequencing.records.timelines import TaskRecords, TaskRows, Timelines, open_arrays
 from ehrsequencing.results.result_types import EpochRow, Origin
 from ehrsequencing.training.plan import Plan
 from ehrsequencing.training.processes import ALONE, Processes
-from ehrsequencing.training.run_folder import RunFolder, provenance, write_run_files
+from ehrsequencing.training.run_folder import hold_folder, provenance, write_run_files
 
 if TYPE_CHECKING:  # torch: a run without a network never imports it
     from ehrsequencing.training.loop import Progress, ShowProgress
@@ -61,14 +59,15 @@ def fit(
     Raises:
         EhrseqError: The folder holds something else, or the training fails.
     """
-    folder = RunFolder(out, plan.prepared, plan.task.name, plan.made_of)
-    held = folder.held(resume=resume) if processes.is_first else nullcontext(False)
+    held: AbstractContextManager[bool] = nullcontext(False)
+    if processes.is_first:
+        held = hold_folder(out, plan.prepared, plan.task.name, plan.made_of, resume=resume)
     with held as is_finished:
         # all processes wait for process 0 here, and learn what it found
         if processes.totals(float(is_finished)) != [0.0]:
             return
         started = time.monotonic()
-        stack, training = None, plan.settings
+        stack, training = None, plan.study.training
         teaches = training.distillation > 0 and training.network and not plan.is_member
         has_stack = training.blend is True or not training.network or teaches
         if has_stack and processes.is_first:
@@ -113,7 +112,7 @@ def _members(
     from ehrsequencing.models.ensemble import Ensemble, load_model
     from ehrsequencing.training.train import Trained
 
-    processes, count = whole.processes, plan.settings.members
+    processes, count = whole.processes, whole.settings.members
     ensemble, history, facts = Ensemble(plan.config), list[EpochRow](), list[dict[str, object]]()
     for number, model in enumerate(ensemble.members):
         folder = out / "checkpoints" / f"member-{number + 1:03d}"
@@ -121,8 +120,8 @@ def _members(
         def show(progress: "Progress", number: int = number) -> None:
             on_progress(replace(progress, member=number + 1, members=count))
 
-        update = {"seed": plan.settings.seed + number, "members": 1, "blend": False}
-        training = plan.settings.model_copy(update=update)
+        update = {"seed": whole.settings.seed + number, "members": 1, "blend": False}
+        training = whole.settings.model_copy(update=update)
         fit(
             replace(
                 plan,
@@ -145,7 +144,7 @@ def _members(
     if not processes.is_first:
         return None
     nll = whole.objective.tuning_nll(ensemble.to(whole.training.device))
-    of_ensemble = {"seed": plan.settings.seed, "members": facts, "tuning_nll": nll}
+    of_ensemble = {"seed": whole.settings.seed, "members": facts, "tuning_nll": nll}
     return Trained(ensemble.cpu(), history, of_ensemble)
 
 
@@ -164,22 +163,25 @@ def _write(
         facts["loss"] = provenance(plan.loss)
     predictor: Predictor | None = None
     more = tuple[str, ...]()
-    if stack is not None and (plan.settings.blend or trained is None):
+    if stack is not None and (plan.study.training.blend or trained is None):
         out.mkdir(parents=True, exist_ok=True)
         data, blend = plan.fitting_data(), stack.fitted
         if trained is None:  # trees and Cox alone
-            step = fit_last_step(blend, data)
+            step = fit_last_step(blend.all_hazards(data.tuning), data)
             correction = None if step is None else (step.intercept, step.slope)
             blend.save(out, correction)
             predictor = blend if correction is None else blend.recalibrated(*correction)
             facts["blend"] = {"parts": [one.name for one in blend.parts]}
         else:
-            network = trained.predictor(plan.code_types)
+            from ehrsequencing.predictors.network import Network
+
+            network = Network(trained.model, plan.code_types)
+            parts = [NETWORK, *(one.name for one in blend.parts)]
             predictor = blend = fit_blend(network, blend, data, trained.last_step)
             blend.save(out)
             weights = blend.weights.value[:, 0].tolist()
             facts["blend"] = {
-                "parts": [one.name for one in blend.shares[0]],
+                "parts": parts,
                 "weight_of_network": dict(zip(plan.task.causes, weights, strict=True)),
             }
         more = (BLEND_FILE, ARRAYS_FILE)
@@ -205,55 +207,59 @@ def write_run(
         predictor: What answers for the run; default: the network.
         more: Files that are there already, and that prediction needs too.
     """
-    kept = dict[str, Reference | PeopleCounts[Rounded]]()
-    if not plan.is_member and (plan.prepared.folder / PEOPLE).is_file():  # older sets lack it
-        if predictor is None and trained is not None and plan.config.head == "horizon":
-            predictor = trained.predictor(plan.code_types)
+    kept, prepared = dict[str, Any](), plan.prepared
+    if not plan.is_member and (prepared.folder / PEOPLE).is_file():  # older sets lack it
+        if predictor is None and trained is not None:
+            from ehrsequencing.predictors.network import Network, visit_hazards
 
-        def risk(records: TaskRecords) -> Floats:
+            network = trained.model.eval()
+            if plan.config.head == "horizon":
+                predictor = Network(network, plan.code_types)
+        groups = {PEOPLE: plan.tuning.take(some_people(len(plan.tuning.timelines)))}
+        if (prepared.folder / REFERENCE).is_file():  # some lack it alone
+            arrays = prepared.folder / ARRAYS
+            visits = open_arrays(Timelines, arrays / "visits")
+            groups[REFERENCE] = TaskRecords(visits, open_arrays(TaskRows, arrays / "rows"))
+        days, start_days = np.array(plan.task.horizons), plan.task.blanking
+        for name, people in groups.items():
+            kept[name] = read_json(prepared.folder / name)
+            if predictor is None:
+                answers = visit_hazards(network, people, code_types=plan.code_types)
+                risk = answers.astype(np.float64)
+            else:
+                known = {NETWORK: predictor}
+                risks, nll = risks_and_likelihoods(known, people, days, start_days=start_days)
+                risk = risks[NETWORK].astype(np.float64)
+            if name == REFERENCE:
+                kept[name]["risk"] = risk.round(6).tolist()
+                continue
+            kept[name]["risks"] = quantiles_of_risks(risk, people.rows)
             if predictor is not None:
-                return predictor.risk(records, plan.task.horizons, start_days=plan.task.blanking)
-            return (
-                cast("Trained", trained).visit_hazards(records, plan.code_types).astype(np.float64)
-            )
-
-        # made-up people, and those of the prepared set, with the risks of the run
-        prepared, vocabulary = plan.prepared, plan.prepared.vocabulary
-        tuning = plan.tuning.take(some_people(len(plan.tuning.timelines)))
-        columns, excluded = draw_reference(vocabulary), CodeMatcher(prepared.manifest["excluded"])
-        made_up = risk(encode_reference(columns, vocabulary, excluded, prepared.study.visits))
-        risks = quantiles_of_risks(risk(tuning), tuning.rows)
-        kept = {
-            REFERENCE: columns | {"risk": made_up.round(6).tolist()},
-            PEOPLE: read_json(prepared.folder / PEOPLE) | {"risks": risks},
-        }
-        if predictor is not None:
-            facts = {**facts, "learned": learned(plan, predictor)}
+                rates = plan.fitting_data().cohort_hazards()
+                gain = predictor.nll_of_hazards(rates, people.rows, slice(None)) - nll[NETWORK]
+                facts = {**facts, "learned": learned(gain, people.rows.subject)}
     for name, content in kept.items():
         write_json(out / name, content)
     write_run_files(
         out,
-        plan.prepared,
+        prepared,
         plan.study,
         None if trained is None else trained.model,
         [] if trained is None else trained.history,
-        {
-            "fingerprint": plan.fingerprint,
-            "made_of": plan.made_of,
-            **facts,
-            **({} if trained is None else trained.facts),
-        },
+        {**facts, **({} if trained is None else trained.facts)},
+        made_of=plan.made_of,
         more=more,
         beside=tuple(kept),
     )
 
 
-def learned(plan: Plan, predictor: Predictor) -> bool:
-    """Whether tuning people are more likely under the predictor than under the cohort's own rates, beyond chance."""
-    tuning = plan.tuning.take(some_people(len(plan.tuning.timelines)))
-    rows, rates = tuning.rows, plan.fitting_data().cohort_hazards()
-    hazards = np.broadcast_to(rates, (len(rows), *rates.shape))
-    gain = predictor.nll_of_hazards(hazards, rows, slice(None)) - predictor.nll(tuning)
-    _, person = np.unique(rows.subject, return_inverse=True)
+def learned(gain: Floats, subject: Ints) -> bool:
+    """Whether people are more likely under a predictor than under the cohort's own rates, beyond chance.
+
+    Args:
+        gain: (R,) by how much the NLL of each row is lower.
+        subject: (R,) whose rows they are.
+    """
+    _, person = np.unique(subject, return_inverse=True)
     gains = np.bincount(person, gain)
     return bool(gains.mean() > 2 * gains.std() / np.sqrt(len(gains)))

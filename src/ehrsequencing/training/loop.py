@@ -10,7 +10,7 @@ order of subjects, so that an interrupted run continues to the same bits.
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -129,7 +129,7 @@ class Training:
             self.modules["beside"] = beside.objective
             self.optimizers["beside_optimizer"] = beside.optimizer
         self.checkpoints: Path | None = None
-        self._saved_at = time.monotonic()  # of the last checkpoint; none is due at the start
+        self.save_at = time.monotonic() + settings.checkpoint_seconds
 
     def run(
         self,
@@ -176,7 +176,12 @@ class Training:
     ) -> None:
         """One epoch, or what is left of it: its steps, and its averaged weights, kept if they are the best so far."""
         started, word = time.monotonic(), self.objective.word
-        steps = self.steps_of_epoch(state.epoch)
+        steps = self.loader.shuffled(
+            state.epoch,
+            seed=self.settings.seed,
+            visit_budget=self.visit_budget,
+            most_subjects=self.settings.subjects_per_step,
+        )
         self._train_epoch(state, steps, str(out), stop, on_progress)
         losses = self.objective.tuning_losses(self.averaged, stop)
         decisive = losses[f"tuning_{word}"]
@@ -199,7 +204,7 @@ class Training:
         state.epoch, state.step = state.epoch + 1, 0
         state.loss_sum, state.row_count = 0.0, 0
         state.finished = self.is_over(state)
-        if not state.finished and self.is_save_due:
+        if not state.finished and time.monotonic() >= self.save_at:
             self.save(state)  # else the run itself is about to be written
         if self.processes.is_first:
             write_history(out, state.history)
@@ -218,15 +223,23 @@ class Training:
         """The steps of an epoch that are left."""
         losses = Losses(self.device, scale=self.objective.divisor, where=where)
         last = state.history[-1][f"tuning_{self.objective.word}"] if state.history else None
-        for batch in on_device(self.batches(steps[state.step :]), self.device):
+        learned = [p for group in self.optimizer.param_groups for p in group["params"]]
+        # of several processes each has a share of a step, which may be an empty batch
+        shares = map(self.processes.share, steps[state.step :])
+        for batch in on_device(map(self.loader.collate, shares), self.device):
             self.begin_step(state)
             loss, count = self.add_gradients(batch), torch.tensor(self.objective.terms(batch))
             if self.processes.several:
                 loss, count = self.sum_over_processes(loss, count)
-            self.update(state)
+            nn.utils.clip_grad_norm_(learned, CLIP_NORM)
+            self.optimizer.step()
+            if self.beside is not None:
+                self.beside.step(learning_rate(self.settings, state.global_step, self.length))
+            state.global_step += 1
+            average(self.averaged, self.module, step=state.global_step)
             losses.add(state, loss, count)
             state.step += 1
-            if state.step < len(steps) and self.is_save_due:
+            if state.step < len(steps) and time.monotonic() >= self.save_at:
                 losses.read(state)
                 self.save(state)
             mean = state.loss_sum / state.row_count if state.row_count else None
@@ -236,20 +249,6 @@ class Training:
         losses.read(state)
 
     # ---- one step ----------------------------------------------------------------------------------------------------
-
-    def steps_of_epoch(self, epoch: int) -> list[Ints]:
-        """The subjects of each step of an epoch."""
-        return self.loader.shuffled(
-            epoch,
-            seed=self.settings.seed,
-            visit_budget=self.visit_budget,
-            most_subjects=self.settings.subjects_per_step,
-        )
-
-    def batches(self, steps: list[Ints]) -> Iterator[Step]:
-        """The batch of each of some steps; of several processes, one's share, which may be an empty batch."""
-        for subjects in steps:
-            yield self.loader.collate(self.processes.share(subjects))
 
     def begin_step(self, state: TrainingState) -> None:
         """Seed the step's dropout and masks by its number alone, and of several processes by the rank."""
@@ -289,16 +288,6 @@ class Training:
             self.beside.gradients = gradients[len(learned) :]
         return numbers[0], numbers[1]
 
-    def update(self, state: TrainingState) -> None:
-        """One step along the gradients of the batch."""
-        learned = [p for group in self.optimizer.param_groups for p in group["params"]]
-        nn.utils.clip_grad_norm_(learned, CLIP_NORM)
-        self.optimizer.step()
-        if self.beside is not None:
-            self.beside.step(learning_rate(self.settings, state.global_step, self.length))
-        state.global_step += 1
-        average(self.averaged, self.module, step=state.global_step)
-
     # ---- checkpoints -------------------------------------------------------------------------------------------------
 
     def is_over(self, state: TrainingState) -> bool:
@@ -306,16 +295,11 @@ class Training:
         is_stale = state.stale_epochs >= self.settings.patience and state.step == 0
         return state.epoch >= self.settings.epochs or is_stale
 
-    @property
-    def is_save_due(self) -> bool:
-        """Whether the last checkpoint is old enough for a new one."""
-        return time.monotonic() - self._saved_at >= self.settings.checkpoint_seconds
-
     def save(self, state: TrainingState) -> None:
         """Save a checkpoint, in process 0."""
         if self.checkpoints is not None:
             save_checkpoint(self.checkpoints, state, self.modules, self.optimizers)
-        self._saved_at = time.monotonic()
+        self.save_at = time.monotonic() + self.settings.checkpoint_seconds
 
 
 def full_step(loader: SubjectLoader, settings: TrainingConfig) -> tuple[int, float]:

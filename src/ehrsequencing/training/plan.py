@@ -25,7 +25,7 @@ from ehrsequencing.records.outcomes import with_outcome_events
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.scales import grid_edges
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
-from ehrsequencing.training.run_folder import fingerprint_of, provenance
+from ehrsequencing.training.run_folder import provenance
 
 if TYPE_CHECKING:  # of networks, which a plan may lack
     from ehrsequencing.training.objectives import LossFunction
@@ -123,11 +123,6 @@ class Plan:
         )
 
     @property
-    def settings(self) -> TrainingConfig:
-        """Of the training."""
-        return self.study.training
-
-    @property
     def code_types(self) -> Ints | None:
         """(V,) type of each token, where the network has an embedding for it."""
         return self.prepared.vocabulary.code_types if self.config.code_types else None
@@ -143,13 +138,13 @@ class Plan:
             self.study.evaluation.seed,
             enough=self.prepared.study.vocabulary.min_subjects,
             trials=self.study.evaluation.tuning_trials or 1,
-            recalibration=self.settings.recalibration,
+            recalibration=self.study.training.recalibration,
         )
 
     @property
     def made_of(self) -> dict[str, str]:
         """What decides the run beside its data; a resumed run must share it with its start."""
-        evaluation, training = self.study.evaluation, self.settings
+        evaluation, training = self.study.evaluation, self.study.training
         has_trees = training.blend or not training.network or training.distillation > 0
         return made_of(
             model=self.config.model_dump(mode="json"),
@@ -160,11 +155,6 @@ class Plan:
             trees=[evaluation.seed, evaluation.tuning_trials] if has_trees else None,
             **({} if self.loss is None else {"loss": provenance(self.loss)}),
         )
-
-    @property
-    def fingerprint(self) -> str:
-        """Digest of what the run is made of: data, task and settings."""
-        return fingerprint_of(self.prepared.identity(self.task.name), self.made_of)
 
 
 def _with_blend(

@@ -1,7 +1,6 @@
 """The processes that train one model: this one alone; `torchrun.py` has those that torchrun has started."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ehrsequencing.core.arrays import Floats32, Ints
@@ -10,27 +9,21 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@dataclass(frozen=True)
 class Processes:
     """This process among those that train one model; here it is the only one.
 
-    Attributes:
-        rank: Number of this process; process 0 alone prints, writes and saves.
+    Args:
+        rank: Number of this process.
         count: How many there are.
+
+    Attributes:
+        is_first: Whether this is process 0, which alone prints, writes and saves.
+        several: Whether there are others.
     """
 
-    rank: int = 0
-    count: int = 1
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this process prints and writes."""
-        return self.rank == 0
-
-    @property
-    def several(self) -> bool:
-        """Whether there are others."""
-        return self.count > 1
+    def __init__(self, rank: int = 0, count: int = 1) -> None:
+        self.rank, self.count = rank, count
+        self.is_first, self.several = rank == 0, count > 1
 
     def share(self, subjects: Ints) -> Ints:
         """This process's part (m,) of some subjects (n,), in their order.

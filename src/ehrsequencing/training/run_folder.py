@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 # settings that an interrupted run may go on with: when it stops, and what only `evaluate` uses
 MAY_CHANGE = ("training.epochs", "training.patience", "evaluation.")
+# what a manifest's `"learned": false` says
+NOTHING_LEARNED = "learned nothing that shows on tuning people beside the cohort's own rates"
 BEGUN = "begun.json"  # among the checkpoints: what the run was started with
 RESULTS_FILE = "pretraining.json"  # measures on the tuning split, beside the baselines
 
@@ -94,87 +96,70 @@ def refuse_foreign(out: Path) -> None:
         )
 
 
-class RunFolder:
-    """Guards the output folder of one training run.
+@contextmanager
+def hold_folder(
+    out: Path,
+    prepared: Prepared,
+    task_name: str,
+    made_of: Mapping[str, str],
+    *,
+    resume: bool,
+    kinds: tuple[Kind, Kind] = (RUN, UNFINISHED_RUN),
+) -> Iterator[bool]:
+    """Hold a folder for one training, whose checkpoints go when it has ended well; yields whether it is finished.
 
     Args:
         out: The folder.
         prepared: What the run is trained on.
         task_name: Its task; empty for pretraining, which has none.
-        settings: What decides the run beside its data, as of `made_of`.
+        made_of: What decides the run beside its data, as of the function of that name.
+        resume: Whether to go on with what the folder holds.
         kinds: What the folder is when it is finished, and until then.
+
+    Raises:
+        EhrseqError: It holds another run, other files, or a run of other settings or data.
     """
-
-    def __init__(
-        self,
-        out: Path,
-        prepared: Prepared,
-        task_name: str,
-        settings: Mapping[str, str],
-        *,
-        kinds: tuple[Kind, Kind] = (RUN, UNFINISHED_RUN),
-    ) -> None:
-        self.out, self.settings = out, settings
-        self.identity = prepared.identity(task_name)
-        self.finished, self.unfinished = kinds
-        self.checkpoints = out / "checkpoints"
-
-    @contextmanager
-    def held(self, *, resume: bool) -> Iterator[bool]:
-        """Hold the folder for one training, whose checkpoints go when it has ended well; yields whether it is finished.
-
-        Raises:
-            EhrseqError: It holds another run, other files, or a run of other settings or data.
-        """
-        with alone_in(self.out):
-            is_finished = resume and (self.out / MANIFEST).is_file()
-            mark = self.checkpoints / BEGUN
-            if is_finished:
-                manifest = read_manifest(self.out, what=self.finished.what)
-                if not self.finished.is_of(manifest):
-                    raise EhrseqError(
-                        f"holds something other than {self.finished.what}",
-                        where=str(self.out),
-                        fix="name another folder",
-                    )
-                self._require_own(
-                    manifest,
-                    self.settings,
-                    was="holds a finished run made with",
-                    fix="name another folder with --out for a run with other settings or data",
-                )
-            elif resume and is_json_of(mark, self.unfinished):
-                decided = {k: v for k, v in self.settings.items() if not k.startswith(MAY_CHANGE)}
-                noted = read_json(mark)
-                require_format(noted, mark)
-                self._require_own(
-                    noted,
-                    decided,
-                    was="was started with",
-                    fix="resume with the settings and data that it was started with, or start in an empty folder",
-                )
-            else:
-                refuse_foreign(self.out)
-                mine = {**self.unfinished.facts, **self.identity, "made_of": self.settings}
-                write_json(mark, mine)
-            yield is_finished
-            if mark.is_file():  # a folder of that name without our mark stays
-                remove_folder(self.checkpoints)
-
-    def _require_own(
-        self, noted: dict[str, Any], settings: Mapping[str, str], *, was: str, fix: str
-    ) -> None:
-        """Refuse to continue a run of other data or settings; `noted` is what its folder records."""
-        for kind, other in {
-            "data": differing(self.identity, noted),
-            "settings": differing(settings, noted.get("made_of")),
-        }.items():
-            if other:
+    finished, unfinished = kinds
+    identity = prepared.identity(task_name)
+    mark = out / "checkpoints" / BEGUN
+    noted: dict[str, Any] | None = None
+    decided = made_of
+    with alone_in(out):
+        is_finished = resume and (out / MANIFEST).is_file()
+        if is_finished:
+            noted = read_manifest(out, what=finished.what)
+            if not finished.is_of(noted):
                 raise EhrseqError(
-                    f"{was} other {kind} (what differs: {', '.join(other)})",
-                    where=str(self.out),
-                    fix=fix,
+                    f"holds something other than {finished.what}",
+                    where=str(out),
+                    fix="name another folder",
                 )
+            was = "holds a finished run made with"
+            fix = "name another folder with --out for a run with other settings or data"
+        elif resume and is_json_of(mark, unfinished):
+            noted = read_json(mark)
+            require_format(noted, mark)
+            decided = {k: v for k, v in made_of.items() if not k.startswith(MAY_CHANGE)}
+            was = "was started with"
+            fix = "resume with the settings and data that it was started with, or start in an empty folder"
+        else:
+            refuse_foreign(out)
+            write_json(mark, {**unfinished.facts, **identity, "made_of": made_of})
+        if noted is not None:
+            others = {
+                "data": differing(identity, noted),
+                "settings": differing(decided, noted.get("made_of")),
+            }
+            for kind, other in others.items():
+                if other:
+                    raise EhrseqError(
+                        f"{was} other {kind} (what differs: {', '.join(other)})",
+                        where=str(out),
+                        fix=fix,
+                    )
+        yield is_finished
+        if mark.is_file():  # a folder of that name without our mark stays
+            remove_folder(mark.parent)
 
 
 def fingerprint_of(identity: Mapping[str, str], settings: Mapping[str, str]) -> str:
@@ -207,6 +192,7 @@ def write_run_files(
     history: list[EpochRow],
     facts: Mapping[str, object],
     *,
+    made_of: Mapping[str, str],
     kind: Kind = RUN,
     more: tuple[str, ...] = (),
     beside: tuple[str, ...] = (),
@@ -220,6 +206,7 @@ def write_run_files(
         model: The trained model; None where no network answers.
         history: One row an epoch.
         facts: For the manifest.
+        made_of: What decides the model beside its data.
         kind: What the folder is.
         more: Files that are there already, and that prediction needs too.
         beside: Others that are there already.
@@ -237,7 +224,7 @@ def write_run_files(
         more = (*more, OUTCOMES_FILE)
     required = (*sorted(needed), *more)
     write_settings(out / "config.yaml", study)
-    manifest = prepared.manifest
+    manifest, identity = prepared.manifest, prepared.identity(task)
     write_manifest(
         out,
         {
@@ -248,7 +235,7 @@ def write_run_files(
             "data": manifest["data"],
             "excluded": manifest["excluded"],
             "import": manifest.get("import", {}),
-            **prepared.identity(task),
+            **identity,
             "data_path": manifest.get("data_path", ""),
             "simulated": bool(manifest.get("simulated")),
             "subjects": {
@@ -257,6 +244,8 @@ def write_run_files(
             },
             "network": model is not None,
             "parameters": 0 if model is None else sum(p.numel() for p in model.parameters()),
+            "fingerprint": fingerprint_of(identity, made_of),
+            "made_of": made_of,
             **facts,
         },
         files=[out / name for name in (*required, HISTORY, *beside)],

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.config import ModelConfig
-from ehrsequencing.core.arrays import Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models.base import SurvivalModel
-from ehrsequencing.models.ensemble import build_model
+from ehrsequencing.models.ensemble import ARCHITECTURES
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from ehrsequencing.models.outcomes import (
     OutcomeHead,
@@ -22,7 +21,7 @@ from ehrsequencing.models.outcomes import (
     starting_rates,
 )
 from ehrsequencing.predictors.fit import fit_last_step
-from ehrsequencing.predictors.network import Network, visit_hazards
+from ehrsequencing.predictors.network import Network
 from ehrsequencing.predictors.recalibration import Recalibration
 from ehrsequencing.records.outcomes import ROWS_AT_ONCE, outcome_labels
 from ehrsequencing.records.timelines import OutcomeEvents, TaskRecords
@@ -54,15 +53,6 @@ class Trained:
     facts: dict[str, object]
     last_step: Recalibration | None = None
 
-    def predictor(self, code_types: Ints | None) -> Network:
-        """It as a predictor."""
-        return Network(self.model, code_types)
-
-    def visit_hazards(self, records: TaskRecords, code_types: Ints | None) -> Floats32:
-        """Its hazards before the next visit, with the `visit` head."""
-        self.model.eval()
-        return visit_hazards(self.model, records, code_types=code_types)
-
 
 class Trainer:
     """Fits one network to one task of a prepared set.
@@ -74,7 +64,7 @@ class Trainer:
 
     def __init__(self, plan: Plan, processes: Processes = ALONE) -> None:
         self.plan, self.processes = plan, processes
-        self.config, self.settings = plan.config, plan.settings
+        self.config, self.settings = plan.config, plan.study.training
 
         # the training and tuning subjects
         self.loader, self.tuning = (
@@ -85,7 +75,8 @@ class Trainer:
 
         # the model at its start: at the cohort's own hazards, or with another model's weights
         torch.manual_seed(self.settings.seed)
-        self.model = build_model(self.config.model_copy(update={"members": 1}))
+        single = self.config.model_copy(update={"members": 1})
+        self.model = ARCHITECTURES[self.config.architecture](single)
         if self.config.head == "horizon":
             hazards = plan.fitting_data().cohort_hazards()
             self.model.head.set_bias(torch.from_numpy(hazards))
@@ -165,7 +156,8 @@ class Trainer:
         }
         step = None
         if self.config.head == "horizon":
-            step = fit_last_step(Network(best, self.plan.code_types), self.plan.fitting_data())
+            network, data = Network(best, self.plan.code_types), self.plan.fitting_data()
+            step = fit_last_step(network.all_hazards(data.tuning), data)
         if step is not None:
             numbers = (
                 torch.from_numpy(x).to(self.training.device) for x in (step.intercept, step.slope)

@@ -43,8 +43,7 @@ from ehrsequencing.training.pretraining.targets import (
 )
 from ehrsequencing.training.run_folder import (
     RESULTS_FILE,
-    RunFolder,
-    fingerprint_of,
+    hold_folder,
     write_run_files,
 )
 
@@ -162,11 +161,13 @@ class Pretrainer:
     ) -> dict[str, Any]:
         """Pretrain to the early stop and write the folder; returns the content of `pretraining.json`."""
         kinds = (PRETRAINED, UNFINISHED_PRETRAINING)
-        folder = RunFolder(self.out, self.prepared, "", self.made_of, kinds=kinds)
-        with folder.held(resume=resume) as is_finished:
+        with hold_folder(
+            self.out, self.prepared, "", self.made_of, resume=resume, kinds=kinds
+        ) as is_finished:
             if not is_finished:
+                checkpoints = self.out / "checkpoints"
                 state = self.training.run(
-                    self.out, folder.checkpoints, resume=resume, on_progress=on_progress
+                    self.out, checkpoints, resume=resume, on_progress=on_progress
                 )
                 self._write(state)
         return read_json(self.out / RESULTS_FILE)
@@ -198,8 +199,6 @@ class Pretrainer:
         vocabulary = self.prepared.vocabulary
         facts = {
             "task": self.task_name,
-            "fingerprint": fingerprint_of(self.prepared.identity(""), self.made_of),
-            "made_of": self.made_of,
             "seed": self.settings.seed,
             "objectives": self.weights,
             "excluded_targets": names_of(self.excluded, vocabulary) or None,
@@ -213,6 +212,7 @@ class Pretrainer:
             best["model"],
             state.history,
             facts,
+            made_of=self.made_of,
             kind=PRETRAINED,
             more=(RESULTS_FILE,),
         )
