@@ -69,8 +69,8 @@ def held_out(records: NewRecords, wanted: int) -> list[SubjectRecord]:
 
 def true_contributions(truth: Contributions, record: SubjectRecord) -> list[Contribution]:
     """Of what was known at the last prediction time."""
-    known = int(record.visits_before[-1])
-    day = record.visit_us[:known] // DAY_US
+    known = int(record.moments.visits_before[-1])
+    day = record.record.visits.start_us[:known] // DAY_US
     return truth.of(record.codes[:known], record.values[:known], day.tolist())
 
 
@@ -90,9 +90,7 @@ def effects(
     for record in people:
         listed = true_contributions(truth, record)
         edits = [edits_of(one) for one in listed]
-        kept = [
-            kept_rows(record, edit) for edit in (Edit(), *(edit for own in edits for edit in own))
-        ]
+        kept = kept_rows(record, [Edit(), *(edit for own in edits for edit in own)])
         log_hazard = question.of_copies(record, kept, rows=[-1])[:, 0, 1]
         change, place = log_hazard[0] - log_hazard[1:], 0
         for one, own in zip(listed, edits, strict=True):

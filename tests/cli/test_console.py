@@ -205,7 +205,7 @@ def test_time_left_is_that_of_counted_pieces_not_of_what_came_before(monkeypatch
     """Trees take 1,000 s before a network's first step; then a step takes 2 s."""
     clock = iter([0.0, 1000.0, 1000.0, 1020.0, 1020.0])
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
-    work = progress.Work("training", may_end_early=True)
+    work = progress.Work("training", time.monotonic(), may_end_early=True)
     work.tick(1, 101)
     assert work.line() == "training: 1%, 16 min 40 s so far"
     work.tick(11, 101)

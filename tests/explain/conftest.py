@@ -38,4 +38,4 @@ def people(runs: dict[str, Run], sim_data: Path) -> list[SubjectRecord]:
 @pytest.fixture(scope="session")
 def record(people: list[SubjectRecord]) -> SubjectRecord:
     """Who is asked most often."""
-    return max(people, key=lambda record: len(record.prediction_us))
+    return max(people, key=lambda record: len(record.moments.prediction_us))

@@ -60,7 +60,7 @@ def mutant_of_the_last_visit(monkeypatch: pytest.MonkeyPatch) -> None:
     def last_only(record: SubjectRecord, edit: Edit) -> Any:
         visits = record.record.visits
         earlier = visits.event[visits.visit < len(record.record.visits) - 1]
-        kept = kept_rows(record, edit)
+        (kept,) = kept_rows(record, [edit])
         kept[earlier] = True
         return kept
 
@@ -69,7 +69,7 @@ def mutant_of_the_last_visit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def deleted_by_hand(run: Run, record: SubjectRecord, code: str) -> tuple[Any, Any]:
     """Risks as of the last moment of a record without a code: by an edit, and of the record that never had the code."""
-    events, moment = record.record.events, int(record.prediction_us[-1]) + 1
+    events, moment = record.record.events, int(record.moments.prediction_us[-1]) + 1
     asked = record_of_events(run, events, as_of_us=moment)
     without = events.take(events.code != record.code_number[code])
     alone = edited_risks(run, record_of_events(run, without, as_of_us=moment), [Edit()])
@@ -117,7 +117,8 @@ def test_an_attribute_and_a_number_are_compared_with_another_value(runs: dict[st
     sexes, numbers, newest = [], [], []
     for one in people:
         events = one.record.events
-        sex = ["SEX//F" in one.static_codes, "SEX//M" in one.static_codes]
+        static = one.codes_of(one.static_rows)
+        sex = ["SEX//F" in static, "SEX//M" in static]
         assert sum(sex) == 1
         female, male = (events.codes.index(name) for name in ("SEX//F", "SEX//M"))
         has_sex = np.isin(events.code, [female, male])
@@ -210,9 +211,9 @@ def test_effects_are_risk_with_minus_risk_without(kind: str, runs: dict[str, Run
     question = Question.for_run(runs[kind], cause="death", horizon_days=365.25)
     found = deletion(question, record)
     of_codes = {effect.code: effect.effect for effect in found.effects if effect.kind == "code"}
-    codes = (*record.known_codes(), *record.static_codes)
+    codes = (*record.codes_of(record.known_rows()), *record.codes_of(record.static_rows))
     assert {*of_codes} == {*codes}
-    assert sum(effect.kind == "visit" for effect in found.effects) == record.visits_before[-1]
+    assert sum(effect.kind == "visit" for effect in found.effects) == record.moments.visits_before[-1]
     asked = [Edit(), *(Edit(codes=[code]) for code in of_codes)]
     with_all, *without = edited_risks(runs[kind], record, asked, rows=[-1], horizons_days=[365.25])[:, 0, 1, 0]
     assert found.risk == pytest.approx(with_all, abs=1e-6)
@@ -233,7 +234,7 @@ def test_a_visits_effect_is_that_of_all_its_codes_there(runs: dict[str, Run], re
 def test_nothing_after_the_prediction_time_has_an_effect(runs: dict[str, Run], record: SubjectRecord) -> None:
     row = len(record.moments) // 2
     found = deletion(Question.for_run(runs["network"]), record, row=row, kinds=["code", "visit", "code in visit"])
-    assert {effect.visit for effect in found.effects} - {None} == set(range(int(record.visits_before[row])))
+    assert {effect.visit for effect in found.effects} - {None} == set(range(int(record.moments.visits_before[row])))
     assert sum(effect.count for effect in found.effects if effect.kind == "visit") == int(record.known_rows(row).sum())
 
 
@@ -254,9 +255,10 @@ def test_exact_shapley_values_are_the_mean_over_all_orders(runs: dict[str, Run],
     """A slow reference: add the new codes one by one in every order."""
     question, checked = Question.for_run(runs["network"]), 0
     for record in people:
-        if len(record.moments) < 2 or not 2 <= len(new := set(record.codes[int(record.visits_before[-1]) - 1])) <= 4:
+        visit = int(record.moments.visits_before[-1]) - 1
+        if len(record.moments) < 2 or not 2 <= len(new := set(record.codes[visit])) <= 4:
             continue
-        (_, _, parts), visit = change(question, record), int(record.visits_before[-1]) - 1
+        _, _, parts = change(question, record)
         gains = dict.fromkeys(new, 0.0)
         for order in itertools.permutations(new):
             steps = [Edit(code_at=[(visit, code) for code in order[k:]]) for k in range(len(order) + 1)]

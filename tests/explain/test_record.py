@@ -43,7 +43,8 @@ def predicted(run: Run, data: Path, at: str = "all") -> Risks:
 def drawn_edit(record: SubjectRecord, rng: np.random.Generator) -> Edit:
     """A random edit that leaves the first and the last row of every visit, and what the task is made of."""
     ends = {code for codes in record.codes for code in (codes[0], codes[-1])} | set(TASK_CODES)
-    everywhere = [code for code in record.known_codes() + record.static_codes if code not in ends]
+    known = record.codes_of(record.known_rows()) + record.codes_of(record.static_rows)
+    everywhere = [code for code in known if code not in ends]
     codes = {code for code in everywhere if rng.random() < 0.3}
     places = set()
     for visit, own in enumerate(record.codes):
@@ -95,7 +96,7 @@ def worst(run: Run, people: list[SubjectRecord], chosen: list[Edit], truth: Risk
     most = 0.0
     for record, edit in zip(people, chosen, strict=True):
         found = edited_risks(run, record, [edit])[0]
-        for moment, risk in zip(record.prediction_us.tolist(), found, strict=True):
+        for moment, risk in zip(record.moments.prediction_us.tolist(), found, strict=True):
             most = max(most, float(np.abs(risk - truth[record.subject_id, moment]).max()))
     return most
 
@@ -118,7 +119,9 @@ def test_the_empty_edit_is_what_predict_says(runs: dict[str, Run], people: list[
 
 
 def own_records(run: Run, data: Path, record: SubjectRecord) -> TaskRecords:
-    for encoded in NewRecords(run, data).encoded(Moment("all")):
+    records = NewRecords(run, data)
+    for one in records.prediction_times(Moment("all")):
+        encoded = records.encoder.encode(*one)
         place = np.flatnonzero(encoded.timelines.subject_id == record.subject_id)
         if len(place):
             return encoded.take(place)
@@ -127,8 +130,9 @@ def own_records(run: Run, data: Path, record: SubjectRecord) -> TaskRecords:
 
 def moment_within_a_visit(record: SubjectRecord) -> int | None:
     """A moment in a visit between the first and the last prediction time, where there is one."""
-    first, last = record.prediction_us[[0, -1]].tolist()
-    for start_us, end_us in zip(record.visit_us.tolist(), record.record.visits.end_us.tolist(), strict=True):
+    first, last = record.moments.prediction_us[[0, -1]].tolist()
+    visits = record.record.visits
+    for start_us, end_us in zip(visits.start_us.tolist(), visits.end_us.tolist(), strict=True):
         if start_us > first and end_us <= last and end_us - start_us > MINUTE_US:
             return int(start_us + end_us) // 2
     return None
@@ -146,7 +150,7 @@ def test_a_query_within_a_visit_sees_what_is_left_of_it(
                 continue
             events = record.record.events
             asked = record_of_events(run, events, as_of_us=moment)
-            visit = int(asked.visits_before[0])
+            visit = int(asked.moments.visits_before[0])
             whole = edited_risks(run, asked, [Edit(), Edit(visits=[visit])])
             early = record.record.visits.event[record.record.visits.visit == visit]
             left = np.setdiff1d(np.arange(len(events)), early)
@@ -160,16 +164,16 @@ def test_a_visit_without_codes_keeps_its_prediction_time(runs: dict[str, Run], p
     record = next(record for record in people if len(record.record.visits) > 3)
     everything = Edit(visits=range(len(record.record.visits)))
     found = edited_risks(runs["network"], record, [everything, Edit()])
-    assert found.shape == (2, len(record.prediction_us), 2, len(runs["network"].task.horizons))
+    assert found.shape == (2, len(record.moments.prediction_us), 2, len(runs["network"].task.horizons))
     assert np.isfinite(found).all()
 
 
 def test_an_edit_of_a_later_visit_changes_no_earlier_risk(runs: dict[str, Run], people: list[SubjectRecord]) -> None:
     for run in runs.values():
-        record = max(people, key=lambda record: len(record.prediction_us))
-        last = int(record.visits_before[-1]) - 1
+        record = max(people, key=lambda record: len(record.moments.prediction_us))
+        last = int(record.moments.visits_before[-1]) - 1
         whole, edited = edited_risks(run, record, [Edit(), Edit(visits=[last])])
-        earlier = record.visits_before <= last
+        earlier = record.moments.visits_before <= last
         np.testing.assert_allclose(whole[earlier], edited[earlier], atol=1e-6)
         assert np.abs(whole - edited).max() > 1e-5
 
@@ -178,7 +182,7 @@ def test_many_edits_are_answered_in_parts_with_the_same_risks(
     runs: dict[str, Run], people: list[SubjectRecord], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = max(people, key=lambda record: len(record.record.visits))
-    chosen = [Edit(codes=[code]) for code in record.known_codes()]
+    chosen = [Edit(codes=[code]) for code in record.codes_of(record.known_rows())]
     at_once = edited_risks(runs["network"], record, chosen, rows=[0, -1], horizons_days=[100.0])
     monkeypatch.setattr(question_module, "ROWS_AT_ONCE", 2 * len(record.record.events))
     np.testing.assert_allclose(
@@ -193,8 +197,9 @@ def test_copies_of_many_people_are_answered_together_as_one_by_one(
 ) -> None:
     question = Question.for_run(runs["blend"])
     asked = [
-        Copies(record, [kept_rows(record, Edit(codes=[code])) for code in record.known_codes()], [0, -1][: 1 + k % 2])
+        Copies(record, kept_rows(record, [Edit(codes=[code]) for code in codes]), [0, -1][: 1 + k % 2])
         for k, record in enumerate(people[:4])
+        for codes in [record.codes_of(record.known_rows())]
     ]
     alone = [question.of_copies(one.record, one.kept, rows=one.rows) for one in asked]
     monkeypatch.setattr(question_module, "ROWS_AT_ONCE", at_once)

@@ -21,7 +21,7 @@ MANY = 500
 
 def with_codes(run: Run, record: SubjectRecord, number: int) -> SubjectRecord:
     """The record as of its last prediction time, with so many codes that nobody else has just before it."""
-    events, last = record.record.events, int(record.prediction_us[-1])
+    events, last = record.record.events, int(record.moments.prediction_us[-1])
     time = np.r_[events.time_us, np.full(number, last)]
     order = np.argsort(time, kind="stable")
     longer = Events(

@@ -132,11 +132,11 @@ def test_removals_are_what_predict_says_of_deleted_rows(
         facts = DataConfig.model_validate({"extracted": str(np.datetime64(end, "us"))[:10]})
         records = NewRecords(explorer.run, alone, facts)
         answers = next(asked.answers(records, Moment("all")))
-        if not len(answers):  # the index was struck
+        if not len(answers.subject_id):  # the index was struck
             continue
-        assert len(answers) == np.diff(patients.row_offsets)[patient]
+        assert len(answers.subject_id) == np.diff(patients.row_offsets)[patient]
         start = int(read.removals["first_row"][edit])
-        for number in range(start, len(answers)):
+        for number in range(start, len(answers.subject_id)):
             gap = max(gap, float(np.abs(read.removed(edit, number) - answers.risk[number]).max()))
         compared += 1
         if compared == wanted:

@@ -168,11 +168,11 @@ def test_moments_after_the_datas_end_have_no_answer_and_are_counted(sim_run: Pat
     birth = table_of(few).filter(pc.field("code") == "MEDS_BIRTH")["time"].cast(pa.int64()).to_numpy()
     years = int(np.median((last_us(few) - birth) / (365.25 * DAY_US)))
     records = NewRecords(asked_by_age(Run(sim_run), years), few)
-    found = [encoded.rows for encoded in records.encoded(Moment())]
+    found = [records.encoder.encode(*one).rows for one in records.prediction_times(Moment())]
     assert max(int(rows.prediction_us.max()) for rows in found) <= last_us(few)
     assert records.subjects == len(birth)
     assert 5 < records.late == records.moments - sum(map(len, found))
-    newest = [encoded.rows for encoded in records.encoded(Moment("last"))]
+    newest = [records.encoder.encode(*one).rows for one in records.prediction_times(Moment("last"))]
     assert max(int(rows.prediction_us.max()) for rows in newest) <= last_us(few)
 
 

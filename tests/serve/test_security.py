@@ -316,6 +316,6 @@ def test_nothing_of_a_request_is_left_in_memory_or_on_disk(
     predictor = Predictor(Run(sim_run))
     with running(predictor) as client:
         assert client.ask("POST", "/predict", {"rows": [ROW, ROW | {"code": PRIVATE}]}).status == 200
-    assert "_ids_of" not in vars(predictor.run.vocabulary)
+    assert "ids" not in vars(predictor.run.vocabulary)
     assert list(tmp_path.iterdir()) == []
     assert {path: path.stat().st_mtime_ns for path in sim_run.rglob("*")} == before

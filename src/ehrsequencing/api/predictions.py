@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from ehrsequencing.prediction.predict import (
 )
 from ehrsequencing.prediction.predict_some import predict_labels
 from ehrsequencing.prediction.prediction_file import columns_of_moment
-from ehrsequencing.prediction.run import Run, horizons_of, start_days_of
+from ehrsequencing.prediction.run import Run, horizons_of
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.reporting.share import share_run
@@ -77,10 +77,14 @@ def predictions(
 ) -> pa.Table:
     """One row a prediction time: a column a cause and horizon, for an ensemble its band, and what the moment is."""
     names = [risk_column(cause, day) for cause in asked.causes for day in asked.horizons_days]
-    with asked.journalling(journal, records) as keep:
-        parts = []
+    asked.keeps_hazards = journal is not None
+    with ExitStack() as stack:
+        keep, parts = None, list[pa.Table]()
+        if journal is not None:
+            keep = stack.enter_context(journal.writer(asked.run, records.end_us))
         for risks in asked.answers(records, at, force=force, say=say):
-            keep(risks)
+            if keep is not None:
+                keep(risks)
             # the columns of some prediction times, one a risk
             now_us = records.now_us(at)
             columns = {
@@ -116,7 +120,7 @@ def draw_subject(
             "the visit head knows no days", where="plot_risk", fix="train with head='horizon'"
         )
     lines, last = own(records, subject), horizons_of(run, horizons)[-1]
-    days = np.linspace(start_days_of(run), float(last or 0.0), CURVE_POINTS + 1)[1:]
+    days = np.linspace(run.start_days, float(last or 0.0), CURVE_POINTS + 1)[1:]
     now, curves = (
         RiskPredictor(run, horizons_days).answer(lines)
         for horizons_days in ([days[-1]], days.tolist())
@@ -144,7 +148,8 @@ def attention_table(run: Run, records: NewRecords, subject: int | None) -> pa.Ta
     from ehrsequencing.predictors.network import code_attention
 
     parts, names = [], pa.array(run.vocabulary.tokens)
-    for encoded in records.encoded(Moment("all")) if subject is None else [own(records, subject)]:
+    every = (records.encoder.encode(*one) for one in records.prediction_times(Moment("all")))
+    for encoded in every if subject is None else [own(records, subject)]:
         lines = encoded.timelines
         visit = np.repeat(np.arange(len(lines.start_us)), np.diff(lines.visit_offsets))
         columns = {
@@ -180,7 +185,8 @@ def state_table(run: Run, records: NewRecords, *, at: str) -> pd.DataFrame:
     from ehrsequencing.predictors.network import states_of_rows
 
     parts = []
-    for part in records.encoded(Moment(at)):
+    for record, rows in records.prediction_times(Moment(at)):
+        part = records.encoder.encode(record, rows)
         states, _ = states_of_rows(run.model, part, code_types=run.code_types)
         when = pd.to_datetime(np.asarray(part.rows.prediction_us), unit="us")
         index = pd.MultiIndex.from_arrays(

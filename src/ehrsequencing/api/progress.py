@@ -13,9 +13,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from ehrsequencing.core.errors import EhrseqError
 
@@ -68,15 +69,12 @@ def print_line(text: str, *, err: bool = True, level: str = "INFO", show: bool =
 
 
 @contextmanager
-def logged(path: Path | None) -> Iterator[None]:
+def logged(path: Path) -> Iterator[None]:
     """Add every line of a command to a file, those too that `--quiet` and `--json` drop.
 
     Raises:
         EhrseqError: Something else is there, or it cannot be written.
     """
-    if path is None:
-        yield
-        return
     with path.open("a+", encoding="utf-8", errors="backslashreplace") as file:
         file.seek(0)
         if not re.match(r"$|\d{4}-\d\d-\d\dT", file.readline(20)):
@@ -90,45 +88,34 @@ def logged(path: Path | None) -> Iterator[None]:
             _logs.remove(file)
 
 
+@dataclass
 class Work:
     """One piece of work: what is done so far, and how people see it.
 
-    Args:
-        label: What it is called until `tick` says more.
+    Attributes:
+        text: What it is called until `tick` says more.
         may_end_early: Whether the total is the most that can come, as with an early stop.
-        show: Whether anybody sees it.
+        first: When the first piece was counted, and how many were done; None before any.
     """
 
-    def __init__(self, label: str, *, may_end_early: bool = False, show: bool = True) -> None:
-        self.text, self.done, self.total = label, 0, 0
-        self.about = "at most about" if may_end_early else "about"
-        self.started = time.monotonic()
-        self._first = (self.started, 0)  # when the first piece was counted, and how many were done
-        self._bar: Any = None
-        self._over = threading.Event()
-        self._shown = ExitStack()
-        self._show = show
-        self._thread = threading.Thread(target=self._watch, name="progress", daemon=True)
-
-    def __enter__(self) -> "Work":
-        if self._show:
-            self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        if self._show:
-            self._thread.join()
-        self._shown.close()
+    text: str
+    started: float  # on the clock of `time.monotonic`
+    may_end_early: bool = False
+    done: int = 0
+    total: int = 0
+    first: tuple[float, int] | None = None
+    over: threading.Event = field(default_factory=threading.Event)
+    shown: ExitStack = field(default_factory=ExitStack)  # the bar in the terminal
+    draw: Callable[[], None] | None = None
 
     def tick(self, done: int, total: int, text: str = "") -> None:
         """Say how many pieces are done of how many, and what comes next; a total of 0 is unknown."""
         # what came before, as trees before a network, says nothing of the pieces
         if total and not self.total:
-            self._first = time.monotonic(), done
+            self.first = time.monotonic(), done
         self.done, self.total, self.text = done, total, plain(text or self.text)
-        if self._bar is not None:
-            self._bar()
+        if self.draw is not None:
+            self.draw()
 
     def line(self) -> str:
         """The progress as one line of plain text."""
@@ -136,18 +123,19 @@ class Work:
         if not (self.done and self.total):
             return f"{self.text}: {_duration(spent)} so far"
         text = f"{self.text}: {self.done / self.total:.0%}, {_duration(spent)} so far"
-        since, done = self._first
+        since, done = self.first or (self.started, 0)
         if self.done <= done:
             return text
         left = (time.monotonic() - since) * (self.total - self.done) / (self.done - done)
-        return f"{text}, {self.about} {_duration(left)} left"
+        about = "at most about" if self.may_end_early else "about"
+        return f"{text}, {about} {_duration(left)} left"
 
-    def _watch(self) -> None:
+    def watch(self) -> None:
         """Show the progress until the work is over; runs in a thread, so that a long step is not silent."""
         if not (sys.stderr.isatty() and os.environ.get("TERM") != "dumb"):
-            while not self._over.wait(LINE_EVERY):
+            while not self.over.wait(LINE_EVERY):
                 print_line(self.line())
-        if self._over.wait(BAR_AFTER):  # also where it was watched so
+        if self.over.wait(BAR_AFTER):  # also where it was watched so
             return
         from rich.console import Console
         from rich.progress import (
@@ -176,10 +164,10 @@ class Work:
             console.print(Text(text), soft_wrap=True)
 
         update()
-        self._shown.enter_context(progress)
+        self.shown.enter_context(progress)
         _bars.append(print_above)
-        self._shown.callback(_bars.remove, print_above)
-        self._bar = update
+        self.shown.callback(_bars.remove, print_above)
+        self.draw = update
 
 
 def _duration(seconds: float) -> str:
@@ -195,10 +183,19 @@ def _duration(seconds: float) -> str:
 
 
 @contextmanager
-def bar(label: str, *, show: bool = True) -> Iterator[Tick]:
-    """Progress of work that counts its pieces."""
-    with Work(label, show=show) as work:
+def bar(label: str, *, may_end_early: bool = False, show: bool = True) -> Iterator[Tick]:
+    """Progress of work that counts its pieces, by `tick` of `Work`; without `show` nobody sees it."""
+    work = Work(label, time.monotonic(), may_end_early)
+    thread = threading.Thread(target=work.watch, name="progress", daemon=True)
+    if show:
+        thread.start()
+    try:
         yield work.tick
+    finally:
+        work.over.set()
+        if show:
+            thread.join()
+        work.shown.close()
 
 
 @contextmanager
@@ -231,7 +228,7 @@ def training_bar(
             where="fit, callbacks",
             fix=f"write callbacks=[lambda row: print(row['epoch'], row['tuning_{loss}'])]",
         ) from error
-    with Work(label, may_end_early=True, show=show) as work:
+    with bar(label, may_end_early=True, show=show) as tick:
 
         def report(p: "Progress") -> None:
             who = f"model {p.member} of {p.members}, " if p.members > 1 else ""
@@ -243,7 +240,7 @@ def training_bar(
                 print_line(f"{text}, tuning {word} {p.tuning_nll:.4f}{best}")
             epochs = (p.member - 1) * p.epochs + p.epoch
             done = (epochs - 1) * p.steps + p.step
-            work.tick(done, p.members * p.epochs * p.steps, text)
+            tick(done, p.members * p.epochs * p.steps, text)
             losses = {f"train_{loss}": p.loss, f"tuning_{loss}": p.tuning_nll}
             for callback in callbacks if p.ended else ():
                 callback({"epoch": p.epoch, **losses, "best": p.best, "member": p.member})

@@ -18,7 +18,7 @@ import sys
 import traceback
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -80,19 +80,14 @@ class Output:
         return to_json(facts, inf_nan_mode="null", fallback=str).decode()
 
 
-_open: list[Output] = [Output()]  # the last one is that of the command that runs
-
-
-def current() -> Output:
-    """The output of the command that runs."""
-    return _open[-1]
+outputs: list[Output] = [Output()]  # the last one is that of the command that runs
 
 
 @contextmanager
 def output_of(command: str, *, as_json: bool, quiet: bool) -> Iterator[Output]:
     """Collect what a command tells; with `as_json`, print it as one JSON object at the end, also after an error."""
     output = Output(command, json=as_json, quiet=quiet)
-    _open.append(output)
+    outputs.append(output)
     code: int | None = 0
     try:
         yield output
@@ -100,26 +95,26 @@ def output_of(command: str, *, as_json: bool, quiet: bool) -> Iterator[Output]:
         code = stop.exit_code if isinstance(stop, typer.Exit) else None
         raise
     finally:
-        _open.pop()
+        outputs.pop()
         if output.json and code is not None:
             typer.echo(output.as_json(code))
 
 
 def say(text: str, *, err: bool = False, level: str = "INFO") -> None:
     """Print a result, or with `err` an error. `--quiet` and `--json` drop results; an error always goes to stderr."""
-    show = err or not (current().quiet or current().json)
+    show = err or not (outputs[-1].quiet or outputs[-1].json)
     print_line(text, err=err, level=level, show=show)
 
 
 def note(text: str) -> None:
     """Print a remark on stderr, unless `--quiet`; `--json` keeps it under `notes`."""
-    current().notes.append(plain(text))
-    print_line(text, show=not current().quiet)
+    outputs[-1].notes.append(plain(text))
+    print_line(text, show=not outputs[-1].quiet)
 
 
 def warn(text: str) -> None:
     """Print a warning on stderr, also with `--quiet`; `--json` keeps it under `warnings`."""
-    current().warnings.append(plain(text))
+    outputs[-1].warnings.append(plain(text))
     say(f"warning: {text}", err=True, level="WARNING")
 
 
@@ -145,7 +140,10 @@ def finish(
             follows.
         result: What `--json` tells under `result`.
     """
-    output, lines = current(), {what: str(path) for what, path in wrote.items() if path is not None}
+    output, lines = (
+        outputs[-1],
+        {what: str(path) for what, path in wrote.items() if path is not None},
+    )
     output.wrote |= lines
     output.result |= dict(result or {})
     if then is not None:
@@ -162,7 +160,7 @@ def finish(
 
 def shown() -> bool:
     """Whether progress is shown: not with `--quiet`."""
-    return not current().quiet
+    return not outputs[-1].quiet
 
 
 def bar(label: str) -> AbstractContextManager[Tick]:
@@ -184,7 +182,7 @@ def errors(debug: bool) -> Iterator[None]:
             if number == signal.SIGINT
             else f"stopped by {signal.Signals(number).name}"
         )
-        current().error = {"what": what, "where": "", "fix": ""}
+        outputs[-1].error = {"what": what, "where": "", "fix": ""}
         _say_last(f"ehrseq: {what}")
         raise typer.Exit(BY_SIGNAL + number) from error
     except Exception as error:
@@ -192,7 +190,7 @@ def errors(debug: bool) -> Iterator[None]:
         parts = {"what": line.removeprefix("ehrseq: "), "where": "", "fix": ""}
         if isinstance(error, EhrseqError):
             parts = {"what": error.what, "where": error.where, "fix": error.fix}
-        current().error = {name: " ".join(plain(text).split()) for name, text in parts.items()}
+        outputs[-1].error = {name: " ".join(plain(text).split()) for name, text in parts.items()}
         _say_last(traceback.format_exc() if debug else line)
         raise typer.Exit(code) from error
 
@@ -324,7 +322,8 @@ def with_conventions(
         **given: Any,
     ) -> None:
         output = output_of(command, as_json=as_json, quiet=quiet)
-        with output, errors(debug), logged(log), errors(debug):
+        lines = nullcontext() if log is None else logged(log)
+        with output, errors(debug), lines, errors(debug):
             if (
                 command != "train"
                 and "RANK" in os.environ

@@ -47,6 +47,6 @@ def open_run(
     hidden = [name for name in run.manifest["files"] if not os.access(folder / name, os.R_OK)]
     for name in sorted(set(hidden) - set(run.altered)):
         note(f"note: {folder / name} is for its owner only, and is not needed")
-    if command:
+    if config is not None:  # settings of the command line are the command's own
         refuse_changes(study, run.study, command, file=config, by=folder)
     return run, study

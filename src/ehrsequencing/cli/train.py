@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from ehrsequencing.cli.console import (
     bar,
-    current,
     finish,
     note,
+    outputs,
     remark,
     say,
     shown,
@@ -47,7 +47,8 @@ def train(
             where="ehrseq train",
         )
     store = Prepared(prepared)
-    refuse_changes(study, store.study, "train", file=config, by=prepared)
+    if config is not None:  # settings of the command line are the command's own
+        refuse_changes(study, store.study, "train", file=config, by=prepared)
     if config is not None and study.task is not None:
         refuse_other_task(study.task, store.task(study.task.name), file=config, by=prepared)
         task = task or study.task.name
@@ -76,7 +77,7 @@ def train(
     with unfinished(out):
         is_first = train_run(store, out, on_start=show_start, say=note, **given)
     if not is_first:
-        current().json = False  # the first process prints
+        outputs[-1].json = False  # the first process prints
         return
     lines, facts = kept_epochs(out)
     for line in lines:

@@ -99,19 +99,15 @@ class Kind:
 
         return declare
 
-    @property
-    def names(self) -> list[str]:
-        """Names of all parts: those of this package, then those declared elsewhere."""
-        return list({**self.modules, **self._classes})
-
     def checked(self, name: str) -> str:
         """The name of a part.
 
         Raises:
             ValueError: There is none of that name.
         """
-        if name not in self.names:
-            known = ", ".join(self.names)
+        names = {**self.modules, **self._classes}  # of this package, then those declared elsewhere
+        if name not in names:
+            known = ", ".join(names)
             fix = "if it is your own, import its module first"
             raise ValueError(f"{name!r} is not one of {known}; {fix}")
         return name

@@ -69,42 +69,38 @@ def shareable_rate(rate: float | None, people: int) -> float | None:
 
 
 class Share(NamedTuple):
-    """A share of people: as it may be shown, None where it is hidden, and between which limits it then lies."""
+    """A share of people: as it may be shown, None where it is hidden, and between which limits it then lies.
+
+    `least` is the share as it is shown; of a hidden one the least that it may be.
+    """
 
     shown: float | None
     low: float
     high: float
+    least: float
 
     @classmethod
     def of(cls, some: float, people: int) -> "Share":
         """Of some of n people.
 
         >>> Share.of(37, 300), Share.of(3, 300).high
-        (Share(shown=0.117, low=0.117, high=0.117), 0.03333333333333333)
+        (Share(shown=0.117, low=0.117, high=0.117, least=0.117), 0.03333333333333333)
         >>> Share.of(12, 30)  # 11 to 17 people are told as 15
-        Share(shown=0.5, low=0.367, high=0.5)
+        Share(shown=0.5, low=0.367, high=0.5, least=0.5)
         """
         shown, few = shareable_rate(some / people, people), (SMALLEST_COUNT - 1) / nearest(people)
         if shown is not None and nearest(some) == nearest(SMALLEST_COUNT):  # the widest class
-            return cls(shown, round(SMALLEST_COUNT / nearest(people), 3), shown)
+            return cls(shown, round(SMALLEST_COUNT / nearest(people), 3), shown, shown)
         if shown is not None:
-            return cls(shown, shown, shown)
-        return cls(None, 0.0, few) if some < SMALLEST_COUNT else cls(None, 1 - few, 1.0)
-
-    @property
-    def least(self) -> float:
-        """As it is shown; of a hidden one the least that it may be."""
-        return self.low if self.shown is None else self.shown
+            return cls(shown, shown, shown, shown)
+        low, high = (0.0, few) if some < SMALLEST_COUNT else (1 - few, 1.0)
+        return cls(None, low, high, low)
 
     def most_from(self, share: float) -> float:
         """How far it is from another share; of a hidden one, from that of nobody or of everybody."""
         if self.shown is not None:
             return abs(share - self.shown)
         return abs(share - (self.low if self.low == 0 else self.high))
-
-    def near(self, share: float) -> float:
-        """What it may be that is nearest to another share."""
-        return min(max(share, self.low), self.high)
 
 
 def rounded(value: Any, digits: int = 3) -> Any:

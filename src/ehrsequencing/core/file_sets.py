@@ -28,9 +28,11 @@ def output_files(outs: Mapping[Path, Kind], *, overwrite: bool = False) -> Itera
         EhrseqError: As of `refuse_existing`, or the disk refused.
     """
     first = next(iter(outs))
+    pending = first.parent / f".{first.name}{PENDING}"
     with disk_errors("cannot be written", first):
-        finish_files(first)
-        _refuse_existing(outs, overwrite=overwrite)
+        _finish(pending)
+        for out, kind in outs.items():
+            refuse_existing(out, kind, overwrite=overwrite)
         first.parent.mkdir(parents=True, exist_ok=True)
         with temporary_in(first.parent, is_folder=True) as temporary:
             try:
@@ -38,33 +40,24 @@ def output_files(outs: Mapping[Path, Kind], *, overwrite: bool = False) -> Itera
             except EhrseqError as error:  # it names the temporary
                 where = error.where.replace(f"/{temporary.name}/", "/")
                 raise EhrseqError(error.what, where=where, fix=error.fix) from error
-            _refuse_existing(outs, overwrite=overwrite)  # they may have changed meanwhile
+            for out, kind in outs.items():  # they may have changed meanwhile
+                refuse_existing(out, kind, overwrite=overwrite)
             for path in [*temporary.iterdir(), temporary]:
                 fsync(path)
             for out in outs:
                 if not (temporary / out.name).exists():
                     out.unlink(missing_ok=True)
-            os.replace(temporary, _pending(first))
-        finish_files(first)
+            os.replace(temporary, pending)
+        _finish(pending)
 
 
-def finish_files(first: Path) -> None:
+def _finish(pending: Path) -> None:
     """Give the files of a result their names, where a kill came between."""
-    pending = _pending(first)
     if not pending.is_dir():
         return
     for path in sorted(pending.iterdir()):
         with suppress(FileNotFoundError):  # another process finishes them, too
-            os.replace(path, first.parent / path.name)
-    fsync(first.parent)
+            os.replace(path, pending.parent / path.name)
+    fsync(pending.parent)
     with suppress(FileNotFoundError):
         pending.rmdir()
-
-
-def _pending(first: Path) -> Path:
-    return first.parent / f".{first.name}{PENDING}"
-
-
-def _refuse_existing(outs: Mapping[Path, Kind], *, overwrite: bool) -> None:
-    for out, kind in outs.items():
-        refuse_existing(out, kind, overwrite=overwrite)

@@ -249,18 +249,15 @@ def refuse_overlap(out: Path, *inputs: Path) -> None:
     Raises:
         EhrseqError: They overlap.
     """
+    path = Path(os.path.realpath(out))
     for given in inputs:
-        if given.exists() and (holds(given, out) or holds(out, given)):
+        source = Path(os.path.realpath(given))
+        if given.exists() and (path.is_relative_to(source) or source.is_relative_to(path)):
             raise EhrseqError(
                 f"the output overlaps the input {given}",
                 where=str(out),
                 fix="name an output folder outside the input that does not contain it",
             )
-
-
-def holds(folder: Path, path: Path) -> bool:
-    """Whether a path is a folder or lies in it; links are followed."""
-    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
 def write_bytes(path: Path, data: bytes, *, owner_only: bool = False) -> None:
@@ -271,11 +268,8 @@ def write_bytes(path: Path, data: bytes, *, owner_only: bool = False) -> None:
 
 def write_json(path: Path, value: object, *, owner_only: bool = False) -> None:
     """Write JSON atomically. NaN raises an error, since other programs cannot read it."""
-    write_bytes(path, _as_json(value).encode(), owner_only=owner_only)
-
-
-def _as_json(value: object) -> str:
-    return json.dumps(value, allow_nan=False) + "\n"
+    text = json.dumps(value, allow_nan=False) + "\n"
+    write_bytes(path, text.encode(), owner_only=owner_only)
 
 
 class Shareable(dict[str, Any], Generic[Content]):
@@ -301,9 +295,12 @@ def write_shareable(path: Path, content: Shareable[Any] | Page) -> None:
     Raises:
         TypeError: The content has not been redacted.
     """
-    if not isinstance(content, Shareable | Page):
+    if isinstance(content, Page):
+        write_bytes(path, content.encode())
+    elif isinstance(content, Shareable):
+        write_json(path, content)
+    else:
         raise TypeError("a file that may be shared holds what has been redacted")
-    write_bytes(path, (content if isinstance(content, Page) else _as_json(content)).encode())
 
 
 def write_settings(path: Path, settings: BaseModel, *, only: set[str] | None = None) -> None:
@@ -312,21 +309,20 @@ def write_settings(path: Path, settings: BaseModel, *, only: set[str] | None = N
     write_bytes(path, yaml.safe_dump(data, sort_keys=False, allow_unicode=True).encode())
 
 
-def read_json(path: Path) -> Any:
-    """Read a JSON file.
+def read_json_lines(path: Path) -> list[Any]:
+    """Read a file with one JSON value per line; errors as of `read_json`."""
+    lines: list[Any] = read_json(
+        path, lambda data: [parse_json(line) for line in data.splitlines()]
+    )
+    return lines
+
+
+def read_json(path: Path, parse: Callable[[bytes], Any] = parse_json) -> Any:
+    """Read a JSON file; `parse` makes its value of its bytes.
 
     Raises:
         EhrseqError: The file cannot be read, or is not JSON.
     """
-    return _parsed(path, parse_json)
-
-
-def read_json_lines(path: Path) -> list[Any]:
-    """Read a file with one JSON value per line; errors as of `read_json`."""
-    return _parsed(path, lambda data: [parse_json(line) for line in data.splitlines()])
-
-
-def _parsed(path: Path, parse: Callable[[bytes], Any]) -> Any:
     if path.exists() and not path.is_file():
         raise EhrseqError("is no file", where=str(path), fix="make it one: a pipe cannot be read")
     try:

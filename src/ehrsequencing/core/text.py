@@ -47,7 +47,7 @@ def parse_yaml(text: str) -> Any:
         raise BadText(f"is longer than {LONGEST_YAML:,} characters")
     with _bad_text("YAML"):
         value = yaml.load(text, Loader=_Strict)  # noqa: S506  # a SafeLoader
-        _require_text(value)
+        json.dumps(value, ensure_ascii=False).encode()  # refuses half a surrogate pair
         return value
 
 
@@ -69,17 +69,12 @@ def parse_json(text: str | bytes, *, distinct: bool = True) -> Any:
             text = text.decode(json.detect_encoding(text))
         value = json.loads(text, object_pairs_hook=_distinct if distinct else None)
         if _SURROGATE.search(text):
-            _require_text(value)
+            json.dumps(value, ensure_ascii=False).encode()
         return value
 
 
 class HalfSurrogate(BadText):
     """JSON or YAML that holds half a surrogate pair, which is no text: no file can hold it in UTF-8."""
-
-
-def _require_text(value: Any) -> None:
-    """Refuse a value with half a surrogate pair, by an error of Python."""
-    json.dumps(value, ensure_ascii=False).encode()
 
 
 @contextmanager

@@ -301,7 +301,7 @@ def input_rates(records: TaskRecords, vocabulary: Vocabulary) -> dict[str, objec
     end = lines.visit_offsets[first_visit + rows.visits_before[last]]
     unknown = np.zeros(len(subjects), np.int64)
     for k, (start, stop) in enumerate(zip(begin.tolist(), end.tolist(), strict=True)):
-        unknown[k] = vocabulary.is_unknown(lines.codes[start:stop]).sum()
+        unknown[k] = (lines.codes[start:stop] < vocabulary.n_unknown).sum()
     tokens = int((end - begin).sum())
     return {
         "subjects": len(subjects),

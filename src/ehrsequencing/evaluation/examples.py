@@ -157,6 +157,7 @@ def _add_moves(
     The parts of a change add up to it (`explain/deletions.py`). Without the records there are no moves.
     """
     ids = [int(records.timelines.subject_id[subject]) for subject in chosen]
+    cause = question.run.task.causes[question.cause]
     try:
         record_of = {
             record.subject_id: record
@@ -170,9 +171,10 @@ def _add_moves(
         if who not in record_of:
             continue
         own = _own(records.rows, subject)[: row["now"] + 1]
-        places = np.searchsorted(record_of[who].prediction_us, records.rows.prediction_us[own])
+        moments_us = record_of[who].moments.prediction_us
+        places = np.searchsorted(moments_us, records.rows.prediction_us[own])
         at = row["horizons_days"].index(row["risk_horizon_days"])
-        risk = [risks[at] for risks in row["curves"][question.cause_name]][: row["now"] + 1]
+        risk = [risks[at] for risks in row["curves"][cause]][: row["now"] + 1]
         largest = sorted(np.argsort(-np.abs(np.diff(risk)), kind="stable")[:MOVES].tolist())
         row["moves"] = []
         for k in largest:

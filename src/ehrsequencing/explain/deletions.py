@@ -106,7 +106,7 @@ def deletion(
                     edit = Edit(code_at=((visit, code),))
                     of_parts.append(Effect("code in visit", edit, code, visit=visit))
     tried = [*singles, *of_parts[-most:]]
-    masks = [kept_rows(record, edit) for edit in (Edit(), *(effect.edit for effect in tried))]
+    masks = kept_rows(record, [Edit(), *(effect.edit for effect in tried)])
     answers: Floats = question.of_copies(record, masks, rows=[row])[:, 0]
     could = record.known_rows(row) | record.static_rows
     effects = [
@@ -129,10 +129,11 @@ def removed_codes(
     question: Question, record: SubjectRecord, row: int = -1
 ) -> tuple[dict[str, None], bool]:
     """The codes known at a prediction time that are removed, in order, and whether there are more of them."""
-    every = (*record.known_codes(row), *record.static_codes)
+    known = record.codes_of(record.known_rows(row))
+    every = (*known, *record.codes_of(record.static_rows))
     most = max(MOST_ROWS // len(record.record.events), 1)
     words, number = question.run.vocabulary, record.code_number
-    is_unknown = words.is_unknown(words.ids(record.record.events.codes))
+    is_unknown = words.ids(record.record.events.codes) < words.n_unknown
     tried = set(sorted(every, key=lambda code: not is_unknown[number[code]])[-most:])
     return dict.fromkeys(code for code in every if code in tried), len(every) > most
 

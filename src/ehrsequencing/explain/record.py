@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ehrsequencing.config import format_days
-from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints, offsets
+from ehrsequencing.core.arrays import Bools, Floats, Floats32, offsets
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.metrics.hazards import cumulative_incidence, exposure
 from ehrsequencing.prediction.predict import (
@@ -25,7 +25,7 @@ from ehrsequencing.prediction.predict import (
     NewRecords,
     RiskPredictor,
 )
-from ehrsequencing.prediction.run import Run, horizons_of, start_days_of
+from ehrsequencing.prediction.run import Run, horizons_of
 from ehrsequencing.records.cohort import CohortRows
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
 from ehrsequencing.records.events import NEVER, STATIC, opens_run
@@ -54,32 +54,12 @@ class SubjectRecord:
         """The subject's id."""
         return int(self.record.subject_id[0])
 
-    @property
-    def visit_us(self) -> Ints:
-        """(N,) start of each visit."""
-        return self.record.visits.start_us
-
-    @property
-    def prediction_us(self) -> Ints:
-        """(R,) prediction times."""
-        return self.moments.prediction_us
-
-    @property
-    def visits_before(self) -> Ints:
-        """(R,) how many visits had ended by each prediction time: visits 0 … `visits_before[r] − 1`."""
-        return self.moments.visits_before
-
-    @cached_property
-    def event_bounds(self) -> Ints:
-        """(N+1,) visit v owns the rows `record.visits.event[bounds[v]:bounds[v + 1]]`."""
-        return offsets(self.record.visits.visit, len(self.record.visits))
-
     @cached_property
     def codes(self) -> tuple[tuple[str, ...], ...]:
         """The codes of each visit, one entry a row."""
         names = self.record.events.codes
         code = self.record.events.code[self.record.visits.event].tolist()
-        bounds = self.event_bounds.tolist()
+        bounds = offsets(self.record.visits.visit, len(self.record.visits)).tolist()
         return tuple(tuple(names[k] for k in code[a:b]) for a, b in itertools.pairwise(bounds))
 
     @cached_property
@@ -92,20 +72,14 @@ class SubjectRecord:
         """(n,) which rows of the record have a code without a time that the model may see."""
         return np.asarray((self.record.events.time_us == STATIC) & ~self.record.excluded)
 
-    @property
-    def static_codes(self) -> tuple[str, ...]:
-        """The distinct codes without a time."""
-        codes = self.record.events.code[self.static_rows].tolist()
-        return tuple(dict.fromkeys(self.record.events.codes[k] for k in codes))
-
     def known_rows(self, row: int = -1) -> Bools:
         """(n,) which rows of the record are part of a visit and known at a prediction time: those stamped by then."""
         known = np.isin(np.arange(len(self.record.events)), self.record.visits.event)
-        return np.asarray(known & (self.record.events.time_us <= self.prediction_us[row]))
+        return np.asarray(known & (self.record.events.time_us <= self.moments.prediction_us[row]))
 
-    def known_codes(self, row: int = -1) -> tuple[str, ...]:
-        """The distinct codes known at a prediction time, in the order of their first time."""
-        codes = self.record.events.code[self.known_rows(row)].tolist()
+    def codes_of(self, rows: Bools) -> tuple[str, ...]:
+        """The distinct codes of some rows, as of `known_rows` and `static_rows`, in the order of their first time."""
+        codes = self.record.events.code[rows].tolist()
         return tuple(dict.fromkeys(self.record.events.codes[k] for k in codes))
 
 
@@ -163,23 +137,25 @@ class Edit:
     code_at: Collection[tuple[int, str]] = ()
 
 
-def kept_rows(record: SubjectRecord, edit: Edit) -> Bools:
-    """(n,) rows of the record that an edit leaves; it names codes and visits of the record."""
-    events, visits, bounds = record.record.events, record.record.visits, record.event_bounds
-    number = record.code_number
-    is_left = np.ones(len(events), dtype=bool)
-    for code in edit.codes:
-        is_left[events.code == number[code]] = False
-    for visit in edit.visits:
-        is_left[visits.event[bounds[visit] : bounds[visit + 1]]] = False
-    for visit, code in edit.code_at:
-        own = visits.event[bounds[visit] : bounds[visit + 1]]
-        is_left[own[events.code[own] == number[code]]] = False
-    return is_left
+def kept_rows(record: SubjectRecord, edits: Iterable[Edit]) -> list[Bools]:
+    """(n,) rows of the record that each edit leaves; edits name codes and visits of the record."""
+    events, visits, number = record.record.events, record.record.visits, record.code_number
+    bounds, kept = offsets(visits.visit, len(visits)), list[Bools]()
+    for edit in edits:
+        is_left = np.ones(len(events), dtype=bool)
+        for code in edit.codes:
+            is_left[events.code == number[code]] = False
+        for visit in edit.visits:
+            is_left[visits.event[bounds[visit] : bounds[visit + 1]]] = False
+        for visit, code in edit.code_at:
+            own = visits.event[bounds[visit] : bounds[visit + 1]]
+            is_left[own[events.code[own] == number[code]]] = False
+        kept.append(is_left)
+    return kept
 
 
 def encode_copies(
-    vocabulary: Vocabulary, record: SubjectRecord, kept: Bools, rows: Ints
+    vocabulary: Vocabulary, record: SubjectRecord, kept: Bools, rows: Sequence[int]
 ) -> TaskRecords:
     """Copies of a record that keep some of its rows, encoded as `predict` encodes records.
 
@@ -187,7 +163,7 @@ def encode_copies(
         vocabulary: The run's.
         record: The subject.
         kept: (E, n) which rows of the record each copy keeps.
-        rows: (R,) which prediction times.
+        rows: (R,) which prediction times, by their numbers.
 
     Returns:
         E subjects, numbered from 0, with R prediction times each.
@@ -226,17 +202,11 @@ def encode_copies(
 
 @dataclass(frozen=True)
 class Copies:
-    """Copies of a record that keep some of its rows, each copy (n,), and numbers of prediction times; None: all."""
+    """Copies of a record that keep some of its rows, each copy (n,), and the numbers of R prediction times."""
 
     record: SubjectRecord
     kept: Sequence[Bools]
-    rows: Sequence[int] | None = None
-
-    @cached_property
-    def times(self) -> Ints:
-        """(R,) the numbers of the prediction times, from 0."""
-        every = np.arange(len(self.record.moments))
-        return every if self.rows is None else every[[*self.rows]]
+    rows: Sequence[int]
 
 
 # ---- the question: which cause, horizon and prediction time ----------------------------------------------------------
@@ -298,16 +268,12 @@ class Question:
         return cls(run, causes.index(cause) if cause else 0, horizon)
 
     @property
-    def cause_name(self) -> str:
-        """Name of the cause."""
-        return self.run.task.causes[self.cause]
-
-    @property
     def text(self) -> str:
         """The question in words, such as `hf by 1y`."""
+        cause = self.run.task.causes[self.cause]
         if self.horizon_days is None:
-            return f"{self.cause_name} before the next visit"
-        return f"{self.cause_name} by {format_days(self.horizon_days)}"
+            return f"{cause} before the next visit"
+        return f"{cause} by {format_days(self.horizon_days)}"
 
     def answer(self, records: TaskRecords) -> Floats:
         """(R, 2) risk and log hazard at every prediction time; NaN where the run has no answer."""
@@ -315,7 +281,7 @@ class Question:
             visit_head = self.run.visit_hazards(records)
             risk = visit_head[:, 0, 0].astype(np.float64)
             return np.stack([risk, np.log(-np.log1p(-risk))], axis=1)
-        predictor, start = self.run.predictor, start_days_of(self.run)
+        predictor, start = self.run.predictor, self.run.start_days
         edges = predictor.edges_days
         horizon, out = np.array([self.horizon_days]), np.empty((len(records), 2))
         days = exposure(edges, np.array([start]), horizon)[0]
@@ -329,8 +295,8 @@ class Question:
     def of_copies(
         self, record: SubjectRecord, kept: Sequence[Bools], *, rows: Sequence[int] | None = None
     ) -> Floats:
-        """(E, R, 2) risk and log hazard of copies that keep some rows of a record."""
-        asked = [Copies(record, kept, rows)]
+        """(E, R, 2) risk and log hazard of copies that keep some rows of a record; without `rows` at all its times."""
+        asked = [Copies(record, kept, range(len(record.moments)) if rows is None else rows)]
         return next(predict_copies(self.run.vocabulary, asked, predict=self.answer))
 
 
@@ -358,7 +324,8 @@ def edited_risks(
         EhrseqError: A horizon is out of reach.
     """
     predictor = RiskPredictor(run, horizons_days)
-    copies = Copies(record, [kept_rows(record, edit) for edit in edits], rows)
+    every = range(len(record.moments)) if rows is None else rows
+    copies = Copies(record, kept_rows(record, edits), every)
     return next(predict_copies(run.vocabulary, [copies], predict=predictor.risk))
 
 
@@ -389,7 +356,7 @@ def _together(
 ) -> Iterator[NDArray[Any]]:
     """The same of records that are answered at once, or of one with so many copies that they go in parts."""
     parts = (
-        encode_copies(vocabulary, one.record, np.stack(one.kept[first : first + step]), one.times)
+        encode_copies(vocabulary, one.record, np.stack(one.kept[first : first + step]), one.rows)
         for one in asked
         for step in [max(1, ROWS_AT_ONCE // max(len(one.record.record.events), 1))]
         for first in range(0, len(one.kept), step)
@@ -400,5 +367,5 @@ def _together(
         lines, rows = zip(*((part.timelines, part.rows) for part in parts), strict=True)
         answers = predict(TaskRecords(joined(lines), joined(rows)))
     for one in asked:
-        own, answers = np.split(answers, [len(one.kept) * len(one.times)])
-        yield own.reshape(len(one.kept), len(one.times), *own.shape[1:])
+        own, answers = np.split(answers, [len(one.kept) * len(one.rows)])
+        yield own.reshape(len(one.kept), len(one.rows), *own.shape[1:])

@@ -161,7 +161,7 @@ def _other_values(people: Sequence[SubjectRecord]) -> dict[str, str]:
     """The two values of each attribute without a time that has no third, each with the other."""
     values: dict[str, set[str]] = {}
     for record in people:
-        for code in record.static_codes:
+        for code in record.codes_of(record.static_rows):
             attribute, _, value = code.partition("//")
             if value:
                 values.setdefault(attribute, set()).add(code)
@@ -181,7 +181,7 @@ def _contrasts(
 ) -> tuple[list[Compared], list[Changed]]:
     """Which codes of a record are compared with another value at the last prediction time, and two changes for each."""
     events, names, changes = record.record.events, list[Compared](), list[Changed]()
-    static = {code for code in record.static_codes if code in others}
+    static = {code for code in record.codes_of(record.static_rows) if code in others}
     pairs = {min(code, others[code]) for code in static if others[code] not in static}
     for code in sorted(pairs):
         own = code if code in static else others[code]
@@ -201,7 +201,7 @@ def _copies(
     """A record at its last prediction time: as it is and without each of some codes; then with each row changed."""
     events = record.record.events
     edits = [Edit(), *(Edit(codes=(code,)) for code in without)]
-    yield Copies(record, [kept_rows(record, edit) for edit in edits], [-1])
+    yield Copies(record, kept_rows(record, edits), [-1])
     for row, name, number in changes:
         code, value = events.code.copy(), events.value.copy()
         code[row], value[row] = len(events.codes), number
@@ -322,10 +322,12 @@ def explained(
             {"kind": CHANGE, "code": part.text, "visit": part.visit, "change_in_risk": part.change}
             for part in change(question, record)[2]
         ]
-    starts: dict[object, int] = dict(enumerate(record.visit_us.tolist()))
+    starts: dict[object, int] = dict(enumerate(record.record.visits.start_us.tolist()))
     timed = [row | {"time": starts.get(row["visit"])} for row in rows]
     table = pa.Table.from_pylist(timed, schema=COLUMNS)
-    return Explanation(removed.risk, table, removed.is_part, visits=record.visits_before[-1])
+    return Explanation(
+        removed.risk, table, removed.is_part, visits=record.moments.visits_before[-1]
+    )
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------

@@ -74,7 +74,7 @@ def shown_codes(
     of_code[common] = np.arange(len(common))
     names = [codes[k] for k in common.tolist()]
     known = (
-        ~vocabulary.is_unknown(vocabulary.ids(tuple(names))) if names else np.zeros(0, dtype=bool)
+        vocabulary.ids(tuple(names)) >= vocabulary.n_unknown if names else np.zeros(0, dtype=bool)
     )
     words, units = words_of(names, descriptions), [unit_of(name) for name in names]
     lanes = [kind_of(name) for name in names]

@@ -10,7 +10,9 @@ from collections.abc import Iterable
 
 from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.metrics import accuracy, calibration, discrimination
+from ehrsequencing.metrics.accuracy import RECORDS as ACCURACY
+from ehrsequencing.metrics.calibration import RECORDS as CALIBRATION
+from ehrsequencing.metrics.discrimination import RECORDS as DISCRIMINATION
 from ehrsequencing.metrics.outcomes import Metric, ScoredRows
 
 __all__ = ["METRICS", "Metric", "in_columns", "register", "taken", "values"]
@@ -31,7 +33,7 @@ def register(metric: Metric) -> None:
     METRICS[metric.key] = metric
 
 
-for _record in (*discrimination.RECORDS, *accuracy.RECORDS, *calibration.RECORDS):
+for _record in (*DISCRIMINATION, *ACCURACY, *CALIBRATION):
     register(_record)
 
 

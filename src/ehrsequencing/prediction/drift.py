@@ -28,10 +28,8 @@ from ehrsequencing.records.account import TrainingPeople
 from ehrsequencing.records.codes import (
     CodeMatcher,
     code_type,
-    parent_code,
     read_parents,
 )
-from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.meds import MedsReader
 from ehrsequencing.records.people import MEASURES, PEOPLE, People, visits_a_year
 from ehrsequencing.records.survey import Progress, Steps, survey
@@ -329,7 +327,8 @@ def _codes(
         codes = reference["codes"].items()
         shares = {code: (had / trained, numbered / trained) for code, (had, numbered) in codes}
     # people asked about may not have had an outcome yet
-    outcomes = CohortBuilder(run.task, parents=parents).cause_codes
+    of_causes = run.task.patterns.values()
+    outcomes = [CodeMatcher(some, parents=parents, confirmed=True) for some in of_causes]
     shares = {c: share for c, share in shares.items() if not any(one(c) for one in outcomes)}
     unknown = people.unknown(known, people.excluded).items()
     new = {c: m for c, m in unknown if m >= SMALLEST_COUNT and c not in shares}
@@ -355,7 +354,8 @@ def _codes(
         elif here.shown != 0 and with_number >= enough and not people.judged[code]:
             yield Difference("no numbers", code, rounded(with_number), rounded(with_number), 0.0)
         elif reference and code not in units:
-            near, size = here.near(share), rounded(here.most_from(share))
+            size = rounded(here.most_from(share))
+            near = min(max(share, here.low), here.high)  # the nearest that it may be
             middle = (near * n + share * trained) / (n + trained)
             beyond = max(limits.people, _chance(middle, n, trained))
             is_alarm = not is_cut and abs(near - share) > beyond
@@ -375,7 +375,7 @@ def _codes(
                 for one, other in ((code, old), (old, code))
                 if other.startswith(f"{one}//")
             }
-            parent = next(iter(ends), parent_code(code))
+            parent = next(iter(ends), code.rpartition("//")[0])
             was, now = (one.removeprefix(parent).lstrip("/") or "no unit" for one in (old, code))
             gone = "" if people.subjects[old] else f"{was} is gone, "
             name = f"the unit of {parent} changed ({gone}{now} is new)"
@@ -392,10 +392,10 @@ def _units(
     for place in np.flatnonzero(known.has_numbers).tolist():
         code = known.codes[place]
         of_parent[code].append(code)
-        of_parent[parent_code(code)].append(code)
+        of_parent[code.rpartition("//")[0]].append(code)
     found = dict[str, str]()
     for code in new:
-        up = parent_code(code)
+        up = code.rpartition("//")[0]
         ups = {code, up} if "//" in up or up in parents.get(code, ()) else {code}
         near = [old for one in ups for old in of_parent[one]]
         if near and people.numbers[code]:

@@ -5,24 +5,23 @@ nothing about the end of follow-up is assumed to be known: only where the data e
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
 from ehrsequencing.config import DataConfig, DriftConfig
-from ehrsequencing.core.arrays import Floats32, Ints
+from ehrsequencing.core.arrays import Floats32
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, refuse_overlap
 from ehrsequencing.core.outputs import PREDICTIONS, refuse_existing
-from ehrsequencing.prediction.drift import MUCH_UNKNOWN, Drift, Sampled, compare
+from ehrsequencing.prediction.drift import MUCH_UNKNOWN, compare
 from ehrsequencing.prediction.journal import Journal
 from ehrsequencing.prediction.prediction_file import PredictionWriter, Risks, require_suffix
 from ehrsequencing.prediction.reference import check_reference
-from ehrsequencing.prediction.run import Run, horizons_of, start_days_of
+from ehrsequencing.prediction.run import Run, horizons_of
 from ehrsequencing.predictors.predictor import Predictor, member_band
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.cohort import Cohort, CohortBuilder, CohortRows
@@ -36,7 +35,6 @@ from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.visits import Record, make_record
 
 GRACE_DAYS = 31  # a day asked for may lie so long after the last row, where nobody tells when the records were taken
-Answer = TypeVar("Answer")
 MOST_UNKNOWN = 0.9  # share of rows with a code that training did not know: refused
 
 
@@ -99,6 +97,7 @@ class NewRecords:
         subjects: How many there are in the shards encoded so far.
         moments: How many prediction times they have, late ones included.
         late: Moments after the data's end, which have no answer.
+        answered: How many subjects have an answer; whoever answers counts them.
         people: What was counted of all people; of `only` nobody is.
         made_by: The run's name and fingerprint, and the digest of the rows.
     """
@@ -112,6 +111,7 @@ class NewRecords:
     subjects: int = field(default=0, init=False)
     moments: int = field(default=0, init=False)
     late: int = field(default=0, init=False)
+    answered: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self.reader = MedsReader(self.data, self.facts, self.run.study)
@@ -146,10 +146,33 @@ class NewRecords:
         """The date that is asked about, else the data's end."""
         return self.end_us if moment.as_of_us is None else moment.as_of_us
 
-    def encoded(self, moment: Moment) -> Iterator[TaskRecords]:
-        """Visits and prediction times, shard by shard, encoded the way the run's training data was."""
+    def answerable(
+        self, moment: Moment, *, force: bool = False, say: Callable[[str], None] = lambda _: None
+    ) -> Iterator[TaskRecords]:
+        """Visits and prediction times to answer for, shard by shard; says what a reader of the answers should know.
+
+        Raises:
+            EhrseqError: Nobody was `answered`, the date lies after the data's end, or (unless `force`) the run knows
+                hardly any code.
+        """
+        # whoever has no row by a day after the data's end may be silent, or not be recorded any more
+        declared = self.reader.declared_us is not None
+        until_us = self.end_us + (0 if declared else GRACE_DAYS * DAY_US)
+        if moment.as_of_us is not None and moment.as_of_us > until_us:
+            what = "lies after data.extracted"
+            fix = "ask for a day until then, or correct data.extracted"
+            if not declared:
+                what = f"lies more than {GRACE_DAYS} days after the data's last row"
+                fix = "state when the records were extracted, as in data.extracted=2026-03-01, "
+                fix += "or ask for an earlier day"
+            raise EhrseqError(what, where=f"--at {moment.at}", fix=fix)
+        say(self.require_known(force=force))
         for record, rows in self.prediction_times(moment):
             yield self.encoder.encode(record, rows)
+        if not self.answered:
+            raise no_prediction_times(self)
+        for text in unanswered(self, answered=self.answered):
+            say(text)
 
     def require_known(self, *, force: bool) -> str:
         """Refuse records of which the run knows hardly anything, unless `force`; else say how they differ.
@@ -166,7 +189,7 @@ class NewRecords:
         if min(share, of_subject) > MOST_UNKNOWN and not force:
             fix = "map its codes to those of the run's training data; --force predicts anyway"
             raise EhrseqError(what, where=str(self.data), fix=fix)
-        drift = self.drift()
+        drift = compare(self.people, self.run, parents=self.parents, limits=self.limits)
         unlike = [
             *check_reference(self.run),
             *([drift.verdict] if drift.is_alarm or drift.notes else ()),
@@ -174,16 +197,6 @@ class NewRecords:
         if share > MUCH_UNKNOWN:
             unlike.insert(0, f"{what}: it cannot use them")
         return f"warning: {'; '.join(unlike)}" if unlike else what
-
-    def drift(self, risks: dict[str, Sampled] | None = None) -> Drift:
-        """How the people, and the risks where they are given, differ from those of the run's training."""
-        return compare(
-            self.people,
-            self.run,
-            parents=self.parents,
-            limits=self.limits,
-            risks=risks,
-        )
 
 
 @dataclass(frozen=True)
@@ -227,13 +240,9 @@ class Request:
         refuse_overlap(out, data)
         return Moment(self.at, self.since)
 
-    def records(self, run: Run, data: Path) -> NewRecords:
-        """The records that it is about."""
-        return NewRecords(run, data, self.facts, self.progress, limits=self.limits)
-
 
 def predict(
-    run_folder: Path,
+    run: Run | Path,
     data: Path,
     out: Path,
     request: Request | None = None,
@@ -244,7 +253,7 @@ def predict(
     """Write the risks for any MEDS data, seen or not: those that `evaluate` evaluates.
 
     Args:
-        run_folder: A trained run.
+        run: A trained run, or its folder.
         data: A MEDS data set.
         out: The file to write: `.parquet`, `.csv` or `.csv.gz`.
         request: At which moments, by which horizons.
@@ -258,9 +267,10 @@ def predict(
         EhrseqError: Run or data cannot be used, or nobody has a prediction time.
     """
     request = request or Request()
-    moment, run = request.refuse_early(out, data), Run(run_folder)
+    moment = request.refuse_early(out, data)
+    run = run if isinstance(run, Run) else Run(run)
     predictor = RiskPredictor(run, request.horizons_days)
-    records = request.records(run, data)
+    records = NewRecords(run, data, request.facts, request.progress, limits=request.limits)
     file = PredictionWriter(
         predictor.causes,
         predictor.horizons_days,
@@ -268,15 +278,15 @@ def predict(
         records.now_us(moment),
         is_banded=predictor.of_run is not None and len(predictor.of_run.members) > 0,
     )
-    count = 0
-    with (
-        file.opened(out, records.made_by, overwrite=request.overwrite),
-        # the journal's file appears before the list
-        predictor.journalling(request.journal, records) as keep,
-    ):
+    count, takers = 0, [file.write, each]
+    with ExitStack() as stack:
+        stack.enter_context(file.opened(out, records.made_by, overwrite=request.overwrite))
+        if request.journal is not None:  # its file appears before the list
+            predictor.keeps_hazards = True
+            takers.append(stack.enter_context(request.journal.writer(run, records.end_us)))
         for risks in predictor.answers(records, moment, force=request.force, say=request.say):
-            count += len(risks)
-            for take in (file.write, each, keep):
+            count += len(risks.subject_id)
+            for take in takers:
                 take(risks)
         before_end(records)
     return count
@@ -305,7 +315,7 @@ class RiskPredictor:
         self.horizons_days = horizons_of(run, horizons_days)
         self.of_run: Predictor | None = None if run.is_visit_head else run.predictor
         self.causes = run.task.causes
-        self.start_days = start_days_of(run)
+        self.start_days = run.start_days
         self.keeps_hazards = False
 
     def risk(self, records: TaskRecords) -> Floats32:
@@ -315,8 +325,10 @@ class RiskPredictor:
         days = [day for day in self.horizons_days if day is not None]
         return self.of_run.risk(records, days, start_days=self.start_days).astype(np.float32)
 
-    def answer(self, records: TaskRecords, moment: Moment | None = None) -> Risks:
-        """The risks of the rows that have an answer, and the band of the members."""
+    def answer(
+        self, records: TaskRecords, moment: Moment | None = None, now_us: int | None = None
+    ) -> Risks:
+        """The risks of the rows that have an answer, and the band of the members; `now_us` is the date asked about."""
         rows, kind = records.rows, (moment or Moment()).kind(records.rows)
         low = high = hazards = of_members = None
         if self.of_run is None or not self.of_run.members:
@@ -340,17 +352,9 @@ class RiskPredictor:
             high,
             kind=kind[chosen],
             index_us=rows.index_us[chosen],
+            now_us=now_us,
             hazards=hazards,
         )
-
-    def journalling(
-        self, journal: Journal | None, records: NewRecords
-    ) -> AbstractContextManager[Callable[[Risks], None]]:
-        """Keep what is given to what is yielded in a journal, where there is one: `Journal.writer`."""
-        if journal is None:
-            return nullcontext(lambda _: None)
-        self.keeps_hazards = True
-        return journal.writer(self.run, records.end_us)
 
     def answers(
         self,
@@ -360,56 +364,11 @@ class RiskPredictor:
         force: bool = False,
         say: Callable[[str], None] = lambda _: None,
     ) -> Iterator[Risks]:
-        """The risks at the prediction times of new records, shard by shard.
-
-        Raises:
-            EhrseqError: Nobody has a prediction time, the date lies after the data's end, or (unless `force`) the run
-                knows hardly any code.
-        """
-
-        def answer(part: TaskRecords) -> Iterator[tuple[Ints, Risks]]:
-            risks = replace(self.answer(part, moment), now_us=records.now_us(moment))
-            yield risks.subject_id, risks
-
-        for _, risks in answers_of(records, moment, answer, force=force, say=say):
+        """The risks at the prediction times of new records, shard by shard; errors as of `NewRecords.answerable`."""
+        for part in records.answerable(moment, force=force, say=say):
+            risks = self.answer(part, moment, records.now_us(moment))
+            records.answered += len(np.unique(risks.subject_id))
             yield risks
-
-
-def answers_of(
-    records: NewRecords,
-    moment: Moment,
-    answer: Callable[[TaskRecords], Iterator[tuple[Ints, Answer]]],
-    *,
-    force: bool,
-    say: Callable[[str], None],
-) -> Iterator[tuple[Ints, Answer]]:
-    """What `answer` gives for new records, shard by shard: (n,) the subject of each answered row, and the answer.
-
-    Raises:
-        EhrseqError: As of `RiskPredictor.answers`.
-    """
-    # whoever has no row by a day after the data's end may be silent, or not be recorded any more
-    declared = records.reader.declared_us is not None
-    until_us = records.end_us + (0 if declared else GRACE_DAYS * DAY_US)
-    if moment.as_of_us is not None and moment.as_of_us > until_us:
-        what = "lies after data.extracted"
-        fix = "ask for a day until then, or correct data.extracted"
-        if not declared:
-            what = f"lies more than {GRACE_DAYS} days after the data's last row"
-            fix = "state when the records were extracted, as in data.extracted=2026-03-01, or ask for an earlier day"
-        raise EhrseqError(what, where=f"--at {moment.at}", fix=fix)
-    say(records.require_known(force=force))
-    count = answered = 0
-    for part in records.encoded(moment):
-        subjects = np.zeros(0, np.int64)
-        for subject_id, risks in answer(part):
-            count, subjects = count + len(subject_id), np.union1d(subjects, subject_id)
-            yield subject_id, risks
-        answered += len(subjects)
-    if not count:
-        raise no_prediction_times(records)
-    for text in unanswered(records, answered=answered):
-        say(text)
 
 
 def no_prediction_times(records: NewRecords) -> EhrseqError:

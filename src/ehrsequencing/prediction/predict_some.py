@@ -2,7 +2,6 @@
 
 import difflib
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +15,12 @@ from ehrsequencing.core.files import refuse_overlap
 from ehrsequencing.core.outputs import PREDICTIONS, output_file
 from ehrsequencing.prediction.predict import (
     Moment,
+    NewRecords,
     Request,
     RiskPredictor,
-    answers_of,
 )
 from ehrsequencing.prediction.prediction_file import PredictionWriter, with_notes
-from ehrsequencing.prediction.run import Run, horizons_of, start_days_of
+from ehrsequencing.prediction.run import Run, horizons_of
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.labels import read_boolean_labels
 from ehrsequencing.records.outcomes import already_had
@@ -92,7 +91,7 @@ def predict_labels(
     run.task = run.task.model_copy(
         update={"index": index, "eligibility": None, "landmarks": (0.0,)}
     )
-    records = request.records(run, data)
+    records = NewRecords(run, data, request.facts, request.progress, limits=request.limits)
     answers = predictor.answers(records, moment, force=request.force, say=request.say)
     count, schema = 0, with_notes(_SCHEMA, records.made_by)
     with (
@@ -184,16 +183,17 @@ def predict_outcomes(
     if top is not None and top < 1:
         raise EhrseqError("leaves no outcome", where=f"--top {top}", fix="use 1 or more")
     horizons = [float(days) for days in horizons_of(run, request.horizons_days) if days is not None]
-    records = request.records(run, data)
+    records = NewRecords(run, data, request.facts, request.progress, limits=request.limits)
     names = [run.outcomes[k] for k in codes]
-    file = PredictionWriter(names, horizons, start_days_of(run), records.now_us(moment))
-    answer = partial(_answers, run, moment=moment, codes=codes, horizons=horizons, top=top)
-    answers = answers_of(records, moment, answer, force=request.force, say=request.say)
+    file = PredictionWriter(names, horizons, run.start_days, records.now_us(moment))
     count = 0
     with file.opened(out, records.made_by, overwrite=request.overwrite):
-        for subject_id, risks in answers:
-            file.write_rows(*risks)
-            count += len(subject_id)
+        for part in records.answerable(moment, force=request.force, say=request.say):
+            subjects = np.zeros(0, np.int64)
+            for subject_id, risks in _answers(run, part, moment, codes, horizons, top):
+                file.write_rows(*risks)
+                count, subjects = count + len(subject_id), np.union1d(subjects, subject_id)
+            records.answered += len(subjects)
     return count
 
 
@@ -220,7 +220,7 @@ def _answers(
         "codes": codes,
         "horizons_days": horizons,
         "code_types": run.code_types,
-        "start_days": start_days_of(run),
+        "start_days": run.start_days,
     }
     from ehrsequencing.predictors.network import outcome_risks  # with torch
 

@@ -83,9 +83,6 @@ class Risks:
     now_us: int | None = None  # the date that is asked about, else the data's end
     hazards: Floats32 | None = None  # (n, causes, bins) per day; where they are journalled
 
-    def __len__(self) -> int:
-        return len(self.subject_id)
-
 
 def without_formulas(text: pa.Array) -> pa.Array:
     """Texts of a CSV file, with a quote before what a spreadsheet would run as a formula."""

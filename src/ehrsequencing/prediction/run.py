@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ehrsequencing.config import StudyConfig, TaskConfig, format_days, load_study
-from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, locked, read_json, sha256
@@ -57,6 +56,13 @@ class Run:
     Args:
         folder: Its path.
 
+    Attributes:
+        fingerprint: What makes this very run: settings, data, labels (the run's own digest), and its weights' bytes.
+        is_visit_head: Whether the model gives hazards per visit, which have no calendar.
+        has_trees: Whether trees and Cox are parts of the answer.
+        code_types: Type of each token, where the model has an embedding for it.
+        start_days: Risks are given no event for so long after the prediction time; the `visit` head has no days.
+
     Raises:
         EhrseqError: The folder is not a complete run, or its files do not belong together.
     """
@@ -85,11 +91,12 @@ class Run:
                 fix="train again, or copy the whole run folder",
             )
         self.task: TaskConfig = self.study.task
-
-    @property
-    def fingerprint(self) -> str:
-        """What makes this very run: settings, data, labels (the run's own digest), and the bytes of its weights."""
-        return _fingerprint(self.manifest)
+        self.fingerprint = _fingerprint(self.manifest)
+        self.is_visit_head = self.study.model.head == "visit"
+        self.has_trees = bool(self.study.training.blend) or not self.study.training.network
+        self.start_days = 0.0 if self.is_visit_head else self.task.blanking
+        has_types = self.study.model.code_types
+        self.code_types = self.vocabulary.code_types if has_types else None
 
     def prepared(self, folder: Path | None = None) -> Prepared:
         """The prepared set that the run was trained on.
@@ -153,11 +160,6 @@ class Run:
         from ehrsequencing.models.ensemble import load_model
 
         return load_model(self.folder)
-
-    @property
-    def has_trees(self) -> bool:
-        """Whether trees and Cox are parts of the answer."""
-        return bool(self.study.training.blend) or not self.study.training.network
 
     @cached_property
     def outcomes(self) -> list[str]:
@@ -231,11 +233,6 @@ class Run:
         return self.fault_of(PEOPLE) or f"tells of fewer than {SMALLEST_COUNT} people"
 
     @property
-    def code_types(self) -> Ints | None:
-        """Type of each token, where the model has an embedding for it."""
-        return self.vocabulary.code_types if self.study.model.code_types else None
-
-    @property
     def main_horizon(self) -> float:
         """The horizon of every headline: as the task names it, else as the evaluation found it, else the middle one."""
         named = self.task.main_horizon
@@ -250,11 +247,6 @@ class Run:
             return "in a loop of its authors' own"
         loss = self.manifest.get("loss")
         return f"with the loss {loss['name']}, source {loss['source'][:12]}" if loss else ""
-
-    @property
-    def is_visit_head(self) -> bool:
-        """Whether the model gives hazards per visit, which have no calendar."""
-        return self.study.model.head == "visit"
 
 
 def _fingerprint(manifest: Mapping[str, Any]) -> str:
@@ -274,11 +266,6 @@ def opened(run: Run | str | os.PathLike[str]) -> Run:
     return run if isinstance(run, Run) else Run(os.fspath(run))
 
 
-def start_days_of(run: Run) -> float:
-    """Risks are given no event for so long after the prediction time; the `visit` head has no days."""
-    return 0.0 if run.is_visit_head else run.task.blanking
-
-
 def horizons_of(run: Run, horizons_days: Sequence[float] | None) -> tuple[float | None, ...]:
     """The horizons to predict for, one of None for the `visit` head.
 
@@ -296,7 +283,7 @@ def horizons_of(run: Run, horizons_days: Sequence[float] | None) -> tuple[float 
         return (None,)
     horizons, start, end = (
         tuple(horizons_days or run.task.horizons),
-        run.task.blanking,
+        run.start_days,
         run.predictor.edges_days[-1],
     )
     if min(horizons) <= 0:

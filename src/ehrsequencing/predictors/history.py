@@ -301,7 +301,7 @@ def _most_frequent(
     counts: Ints, vocabulary: Vocabulary, limit: int, enough: int
 ) -> tuple[int, ...]:
     """Known tokens by falling count, those that too few have left out; in the order of their ids."""
-    counts = np.where(vocabulary.is_unknown(np.arange(len(counts), dtype=np.int32)), 0, counts)
+    counts = np.where(np.arange(len(counts)) < vocabulary.n_unknown, 0, counts)
     ranked = np.argsort(-counts, kind="stable")[:limit]
     return tuple(sorted(ranked[counts[ranked] >= max(enough, 1)].tolist()))
 

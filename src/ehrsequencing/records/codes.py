@@ -307,8 +307,3 @@ def what_comes_close(wanted: str, known: Iterable[str]) -> str:
     close = get_close_matches(wanted, words, n=3, cutoff=0.5)
     close += [word for word in words if wanted.lower() in word.lower() and word not in close]
     return f"what comes close: {', '.join(close[:3])}" if close else ""
-
-
-def parent_code(code: str) -> str:
-    """A code less its last part, as its unit: LOINC//2345-7 of LOINC//2345-7//mg/dL."""
-    return code.rpartition("//")[0]

@@ -8,8 +8,9 @@ Where outcomes recur (`recurrent: true`) T is the first outcome after p, and onl
 exists where `index ≤ p < min(first competing event, C)`, and an earlier outcome excludes nobody.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -121,33 +122,30 @@ class CohortBuilder:
     """
 
     def __init__(self, task: TaskConfig, *, parents: Mapping[str, list[str]] | None = None) -> None:
-        def matcher(patterns: Iterable[str] | None) -> CodeMatcher | None:
-            return CodeMatcher(patterns, parents=parents, confirmed=True) if patterns else None
-
-        index = task.index
+        matcher = partial(CodeMatcher, parents=parents, confirmed=True)
+        index, ends = task.index, task.censoring.code
         self.task, self.parents = task, parents
-        self.index_codes = matcher(index.code)
-        self.cause_codes = [
-            CodeMatcher(patterns, parents=parents, confirmed=True)
-            for patterns in task.patterns.values()
-        ]
-        self.censoring_codes = matcher(task.censoring.code)
+        self.index_codes = matcher(index.code) if index.code else None
+        self.cause_codes = [matcher(patterns) for patterns in task.patterns.values()]
+        self.censoring_codes = matcher(ends) if ends else None
         is_period = self.censoring_codes is not None and self.censoring_codes(PERIOD_END)
         starts = task.censoring.start or ((PERIOD_START,) if is_period else None)
-        self.start_codes = matcher(starts)
+        self.start_codes = matcher(starts) if starts else None
         quiet = (
             BIRTH,
             UNDATED_DEATH,
             DOUBTFUL_DEATH,
             *FOLLOW_UP,
             *STAY_MARKS,
-            *(task.censoring.code or ()),
+            *(ends or ()),
         )
         self.marks = CodeMatcher(quiet, parents=parents)  # rows in which nothing happens
-        self.eligibility = Eligibility(task.eligibility, parents=parents)
+        self.eligibility: Eligibility | None = None
+        if task.eligibility is not None:
+            self.eligibility = Eligibility(task.eligibility, parents=parents)
         self.outcomes: CodeMatcher | None = None
         if task.outcomes is not None:
-            self.outcomes = CodeMatcher(task.outcomes.codes, parents=parents, confirmed=True)
+            self.outcomes = matcher(task.outcomes.codes)
             self.outcomes.refuse_conditions(f"task {task.name}, outcomes.codes")
         self.index_times: IndexTimes | None = None
         if index.file is not None:
@@ -159,7 +157,8 @@ class CohortBuilder:
         """Refuse a task whose codes match nothing, naming codes that come close, or whose index file knows nobody."""
         named = [("index.code", self.index_codes), ("censoring.code", self.censoring_codes)]
         named.append(("outcomes.codes", self.outcomes))
-        named += [("eligibility.must_have", codes) for _, codes in self.eligibility.must_have]
+        wanted = [] if self.eligibility is None else self.eligibility.must_have
+        named += [("eligibility.must_have", codes) for _, codes in wanted]
         if self.task.censoring.start is not None:
             named.append(("censoring.start", self.start_codes))
         sections = ["outcome"] * len(self.task.outcome) + ["competing"] * len(self.task.competing)
@@ -219,8 +218,9 @@ class CohortBuilder:
             ending = np.where(undated_us[owner] < censor_us, ENDINGS.index("other"), ending)
             censor_us = np.minimum(censor_us, undated_us[owner])
         t, cause = event_us[owner], event_cause[owner]
-        n_rules = len(self.eligibility.steps)
-        passed = self.eligibility.passed(record, owner, moment)
+        n_rules, passed = 0, np.zeros(len(owner), dtype=np.int64)
+        if self.eligibility is not None:
+            n_rules, passed = self.eligibility.passed(record, owner, moment)
         if self.censoring_codes is not None:
             n_rules, passed = n_rules + 1, np.where(is_observed, passed + 1, 0)
         begins = t  # from when on it is history
@@ -292,7 +292,8 @@ class CohortBuilder:
             owner, moment = self.index_times.of(record.subject_id)
         else:
             assert self.index_codes is not None
-            rows = _timed(record, self.index_codes)
+            is_code = _matches(record, self.index_codes)
+            rows = np.flatnonzero(is_code & (record.events.time_us != STATIC))
             times = np.stack([record.subject[rows], record.events.time_us[rows]])
             owner, moment = np.unique(times, axis=1)
         if index.which == "first":
@@ -327,7 +328,7 @@ class CohortBuilder:
         subject, time_us = record.subject, record.events.time_us
         cause = np.zeros(len(record.events), dtype=np.int8)
         for number in range(len(self.task.outcome), 0, -1):
-            cause[_timed(record, self.cause_codes[number - 1])] = number
+            cause[_matches(record, self.cause_codes[number - 1]) & (time_us != STATIC)] = number
         rows = np.flatnonzero(cause)
         rows = rows[np.lexsort((cause[rows], time_us[rows], subject[rows]))]
         rows = rows[opens_run(subject[rows], time_us[rows])]
@@ -435,7 +436,3 @@ def _matches(record: Record, matcher: CodeMatcher) -> Bools:
     """(n,) which rows match, those inside an episode of care apart."""
     chosen = matcher.events(record.events)
     return chosen if record.hidden is None else chosen & ~record.hidden
-
-
-def _timed(record: Record, matcher: CodeMatcher) -> Ints:
-    return np.flatnonzero(_matches(record, matcher) & (record.events.time_us != STATIC))

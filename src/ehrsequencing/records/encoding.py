@@ -5,7 +5,7 @@ the same records.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -37,7 +37,8 @@ def encode_timelines(record: Record, vocabulary: Vocabulary) -> tuple[Timelines,
     owner, codes, values = _visit_tokens(events, visits.event, visits.visit, vocabulary)
 
     static = np.flatnonzero((events.time_us == STATIC) & ~record.excluded)
-    static_codes, _ = encode_events(events, static, vocabulary)
+    static_codes = vocabulary.ids(events.codes)[events.code[static]]
+    static_codes, _ = vocabulary.encode_values(static_codes, events.value[static])
     pairs = np.unique(record.subject[static] * len(vocabulary) + static_codes)
     static_owner, static_codes = np.divmod(pairs, len(vocabulary))
 
@@ -78,7 +79,8 @@ def _visit_tokens(
     Returns:
         (t,) visit of each token, (t,) token ids, (t, 2) numbers.
     """
-    codes, values = encode_events(events, event, vocabulary)
+    codes = vocabulary.ids(events.codes)[events.code[event]]
+    codes, values = vocabulary.encode_values(codes, events.value[event])
     opens = np.flatnonzero(opens_run(visit, events.time_us.take(event)))
     moment = number_runs(opens, len(visit))  # distinct (visit, time), in order
     # the rows are sorted runs, for which a stable sort is nearly linear
@@ -93,14 +95,6 @@ def _visit_tokens(
         first = np.delete(np.arange(len(order)), repeats)
         visit, codes, order = visit.take(first), codes.take(first), order.take(first)
     return visit, codes, values.take(order, axis=0)
-
-
-def encode_events(events: Events, chosen: Ints, vocabulary: Vocabulary) -> tuple[Ints32, Floats32]:
-    """Tokens of some events: (m,) rows of a shard that make tokens → (m,) token ids and (m, 2) numbers."""
-    code, value = events.code[chosen], events.value[chosen]
-    if not len(code):
-        return np.zeros(0, np.int32), np.zeros((0, 2), np.float32)
-    return vocabulary.encode_values(vocabulary.ids(events.codes)[code], value)
 
 
 def encode_rows(record: Record, rows: CohortRows, vocabulary: Vocabulary) -> TaskRows:
@@ -244,13 +238,13 @@ _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 KINDS = ("index", "landmark", "visit", "date")  # what a prediction time is
 
 
-@dataclass(frozen=True)
+@dataclass
 class Moment:
     """Which prediction times to use.
 
     Every one (`all`), each subject's newest (`last`), at each subject's newest index (`index`) or at each of them
     (`every-index`), or a date. `since` keeps the people whose index lies no longer before that date, or before the
-    data's end, as in 14d, or at this date or later.
+    data's end, as in 14d, or at this date or later. `as_of_us` is the date, at midnight unless it has a time of day.
 
     Raises:
         EhrseqError: It is none of these.
@@ -258,23 +252,18 @@ class Moment:
 
     at: str = "all"
     since: str | None = None
+    as_of_us: int | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
+        if self.at not in _NAMED:
+            if not _DATE.match(self.at):
+                raise EhrseqError(
+                    f"{self.at!r} is not a date",
+                    where="--at",
+                    fix=f"use {', '.join(_NAMED)} or a date: 2026-03-01",
+                )
+            self.as_of_us = parse_date_us(self.at)
         self.since_us(0)  # a wrong one is refused before anything is read
-        if self.at in _NAMED:
-            return
-        if not _DATE.match(self.at):
-            raise EhrseqError(
-                f"{self.at!r} is not a date",
-                where="--at",
-                fix=f"use {', '.join(_NAMED)} or a date: 2026-03-01",
-            )
-        parse_date_us(self.at)
-
-    @property
-    def as_of_us(self) -> int | None:
-        """The date, at midnight unless it has a time of day."""
-        return None if self.at in _NAMED else parse_date_us(self.at)
 
     def since_us(self, end_us: int) -> int:
         """The earliest index of the people who are asked about; `end_us` is the data's end."""

@@ -74,14 +74,9 @@ class Events:
         )
 
     @cached_property
-    def opens(self) -> Bools:
-        """(n,) True at the first row of each run of rows of one subject."""
-        return opens_run(self.subject_id)
-
-    @cached_property
     def starts(self) -> Ints:
         """(S,) the first row of each subject."""
-        return np.flatnonzero(self.opens)
+        return np.flatnonzero(opens_run(self.subject_id))
 
     @cached_property
     def subjects(self) -> tuple[Ints, Ints]:
@@ -117,21 +112,21 @@ class Events:
         return np.asarray(self.code == _position(self.codes).get(code, -1))
 
 
+@dataclass
 class OfCodes(Generic[Answer]):
     """A function of a shard's codes that remembers its last answer.
 
     The same function is applied many times to the same events, and all pieces of a data set share one tuple of codes.
     """
 
-    def __init__(self, find: Callable[[tuple[str, ...]], Answer]) -> None:
-        self._find = find
-        self._last: tuple[tuple[str, ...], Answer] | None = None
+    find: Callable[[tuple[str, ...]], Answer]
+    last: tuple[tuple[str, ...], Answer] | None = None
 
     def __call__(self, codes: tuple[str, ...]) -> Answer:
         """The function's answer; codes are the same if they are the same tuple object."""
-        if self._last is None or self._last[0] is not codes:
-            self._last = codes, self._find(codes)
-        return self._last[1]
+        if self.last is None or self.last[0] is not codes:
+            self.last = codes, self.find(codes)
+        return self.last[1]
 
 
 _position = OfCodes(lambda codes: {code: position for position, code in enumerate(codes)})

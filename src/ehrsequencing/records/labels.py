@@ -282,27 +282,25 @@ class Eligibility:
     """A task's criteria for its indexes.
 
     Args:
-        rules: The criteria; None lets every index pass.
+        rules: The criteria.
         parents: Parents of each code, for `under:` patterns.
 
     Attributes:
-        steps: What an index must have to pass each criterion, in order.
         must_have: Each rule with its matcher.
         must_not_have: Each rule with its matcher.
     """
 
     def __init__(
-        self, rules: EligibilityConfig | None, *, parents: Mapping[str, list[str]] | None = None
+        self, rules: EligibilityConfig, *, parents: Mapping[str, list[str]] | None = None
     ) -> None:
-        self.steps = eligibility_steps(rules)
-        self.rules = rules or EligibilityConfig()
+        self.rules = rules
         self.must_have, self.must_not_have = (
             [(rule, CodeMatcher(rule.code, parents=parents, confirmed=True)) for rule in wanted]
-            for wanted in (self.rules.must_have, self.rules.must_not_have)
+            for wanted in (rules.must_have, rules.must_not_have)
         )
 
-    def passed(self, record: Record, owner: Ints, moment_us: Ints) -> Ints:
-        """How many criteria each index passes before the first that it fails; `len(steps)` where it passes all.
+    def passed(self, record: Record, owner: Ints, moment_us: Ints) -> tuple[int, Ints]:
+        """How many criteria there are, and (I,) how many each index passes before the first that it fails.
 
         Args:
             record: The shard.
@@ -321,9 +319,8 @@ class Eligibility:
             holds.append((age_us >= low) & (age_us < min(round(high), MAX_AGE_DAYS * DAY_US + 1)))
         holds += [_has(*codes, record, owner, moment_us) for codes in self.must_have]
         holds += [~_has(*codes, record, owner, moment_us) for codes in self.must_not_have]
-        if not holds:
-            return np.zeros(len(owner), dtype=np.int64)
-        return np.asarray(np.cumprod(np.stack(holds), axis=0).sum(axis=0))
+        is_held = np.array(holds, dtype=bool).reshape(len(holds), len(owner))
+        return len(holds), np.asarray(np.cumprod(is_held, axis=0).sum(axis=0))
 
 
 def _time_since(first_us: Ints, moment_us: Ints) -> Ints:

@@ -343,7 +343,7 @@ def fix(
         fixes["after_end"] += int(late.sum())
         followed = late & ~is_open & ~events.is_code(BIRTH)
         events = replace(events.take(~late), beyond=np.unique(events.subject_id[followed]))
-    backwards = (events.time_us[1:] < events.time_us[:-1]) & ~events.opens[1:]
+    backwards = (events.time_us[1:] < events.time_us[:-1]) & ~opens_run(events.subject_id)[1:]
     runs = events.subject_id.take(events.starts)  # the subject of each run of rows
     if backwards.any() or (np.diff(runs) <= 0).any():
         fixes["not_contiguous"] += int((np.unique(runs, return_counts=True)[1] > 1).sum())
@@ -389,8 +389,7 @@ def _drop_bad_years(events: Events, fixes: Counter[str]) -> Events:
 
 def _drop_duplicates(events: Events, fixes: Counter[str]) -> Events:
     """Drop rows that equal another in subject, time, code, value and encounter; the first one stays."""
-    opens = events.opens.copy()
-    opens[1:] |= events.time_us[1:] != events.time_us[:-1]
+    opens = opens_run(events.subject_id, events.time_us)
     moment = np.cumsum(opens) * len(events.codes) + events.code  # one number a moment and code
     order = np.argsort(moment, kind="stable")  # nearly sorted already
     twice = np.flatnonzero(~opens_run(moment.take(order)))

@@ -183,7 +183,7 @@ class People(CodeCounts):
         n, rows = len(record.subject_id), np.flatnonzero(~record.excluded)
         code, who = events.code[rows], record.subject[rows]
         ids = self.vocabulary.ids(events.codes)
-        is_unknown = self.vocabulary.is_unknown(ids)[code]
+        is_unknown = (ids < self.vocabulary.n_unknown)[code]
         each, unknown = np.bincount(who, minlength=n), np.bincount(who[is_unknown], minlength=n)
         self.total += int((each > 0).sum())
         self.unknown_share += float((unknown / np.maximum(each, 1)).sum())

@@ -63,6 +63,7 @@ class Prepared:
                 f"is not {PREPARED.what}", where=str(folder), fix="make one with ehrseq prepare"
             )
         require_facts(folder, self.manifest, _FACTS)
+        self.tasks: list[str] = list(self.manifest["tasks"])  # their names
         self._read: dict[str, TaskConfig] = {}
 
     @cached_property
@@ -74,11 +75,6 @@ class Prepared:
     def vocabulary(self) -> Vocabulary:
         """Tokens and scales."""
         return Vocabulary.load(self.folder)
-
-    @property
-    def tasks(self) -> list[str]:
-        """Names of the tasks."""
-        return list(self.manifest["tasks"])
 
     def task(self, name: str) -> TaskConfig:
         """A task by its name."""
@@ -119,7 +115,7 @@ class Prepared:
             elif name.startswith("visits/"):
                 hashes[_PARTS.get(Path(name).stem, "visits")][name] = file_hash
         return {
-            "vocabulary": self.vocabulary.digest,
+            "vocabulary": self.manifest["vocabulary"],
             **{part: digest(hashed) for part, hashed in hashes.items()},
         }
 

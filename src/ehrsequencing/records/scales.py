@@ -17,7 +17,7 @@ The lowest and the highest number of a scale are the means of its lowest and hig
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -135,6 +135,9 @@ def grid_edges(
 ) -> tuple[float, ...]:
     """Inner edges of the hazard's bins: quantiles of the event durations of all causes, and every reported horizon.
 
+    Where outcomes have a date and no clock, many events share a duration. In the first tenth of a bin it is an edge,
+    too: if 95 of 100 leave after an hour and five stay for days, one hazard for a day says that 1 in 50,000 stays.
+
     Args:
         duration_days: (R,) training durations.
         cause: (R,) causes, 0 = censored.
@@ -162,7 +165,14 @@ def grid_edges(
     horizons = np.asarray(horizons_days, dtype=np.float64)
     distance = np.abs(inner[:, None] - horizons[None, :])
     clear = np.all(distance > 0.1 * np.maximum(horizons, 1e-9) / bins, axis=1)
-    return tuple(float(edge) for edge in np.unique(np.r_[inner[clear & (inner > 0)], horizons]))
+    edges = np.unique(np.r_[0.0, inner[clear & (inner > 0)], horizons, np.inf])
+    # durations that enough people share, half as many as a bin's events
+    pairs = np.unique(np.c_[events, subject[cause > 0]][some], axis=0)
+    days, people = np.unique(pairs[:, 0], return_counts=True)
+    shared = days[people >= max(enough, len(pairs) / (2 * bins))]
+    after = np.searchsorted(edges, shared)
+    is_early = shared - edges[after - 1] < 0.1 * (edges[after] - edges[after - 1])
+    return tuple(map(float, np.unique(np.r_[edges[1:-1], shared[is_early]])))
 
 
 Rows = tuple[Ints32, NDArray[np.uint64], NDArray[np.floating], NDArray[np.uint32]]
@@ -177,16 +187,18 @@ SAMPLE = 2048  # values kept per key
 WAITING = 1 << 19
 
 
+@dataclass
 class Sample:
     """A bounded sample of values per key: those with the smallest hashes, whatever the order of the rows.
 
     Most rows of a large data set cost one comparison, since hashes above a key's limit are dropped at once.
     """
 
-    def __init__(self) -> None:
-        self._limit = np.zeros(0, np.uint64)  # per key, the largest hash that may still enter
-        self._parts: list[Rows] = []
-        self._waiting = self._kept = 0
+    # per key, the largest hash that may still enter
+    _limit: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
+    _parts: list[Rows] = field(default_factory=list)
+    _waiting: int = 0
+    _kept: int = 0
 
     def add(
         self,

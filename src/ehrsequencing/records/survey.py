@@ -15,7 +15,7 @@ import pandas as pd
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.codes import CodeMatcher
-from ehrsequencing.records.events import BIRTH, DAY_US, DEATH, NEVER, STATIC, Events
+from ehrsequencing.records.events import BIRTH, DAY_US, DEATH, NEVER, STATIC, Events, opens_run
 from ehrsequencing.records.meds import (
     OPEN_DAY,
     OPEN_GAP_DAYS,
@@ -69,7 +69,7 @@ def count_days(events: Events, late: LateRows | None = None) -> DayCounts:
     day = events.time_us[timed] // DAY_US
     first = int(day.min(initial=0))
     is_birth = events.is_code(BIRTH)[timed]
-    is_last = np.append(events.opens[1:], True)[timed]  # of its subject
+    is_last = np.append(opens_run(events.subject_id)[1:], True)[timed]  # of its subject
     rows, births, deaths, leaving = (
         np.bincount(day[chosen] - first, minlength=int(day.max(initial=0)) - first + 1)
         for chosen in (~is_birth, is_birth, events.is_code(DEATH)[timed], is_last)
@@ -209,23 +209,23 @@ def survey(
         reader.late, reader.fixes, reader.people = late, Counter(), Counter()
 
 
+@dataclass
 class Steps:
     """Counts pieces of work for a progress bar: the shards of a survey, then `after` more."""
 
-    def __init__(self, reader: MedsReader, after: int, progress: Progress | None) -> None:
-        self.reader, self.after, self.progress, self.done = reader, after, progress, 0
-
-    @property
-    def total(self) -> int:
-        """Pieces to do; a second pass reads every shard again."""
-        passes = 1 if self.reader.late is None else 2
-        return passes * len(self.reader.shards) + self.after
+    reader: MedsReader
+    after: int
+    progress: Progress | None
+    done: int = 0
+    total: int = 0  # pieces to do, known from the first one on
 
     def __call__(self) -> None:
         """One more piece is done."""
         self.done += 1
+        passes = 1 if self.reader.late is None else 2  # a second one reads every shard again
+        self.total = max(self.done, passes * len(self.reader.shards) + self.after)
         if self.progress is not None:
-            self.progress(self.done, max(self.done, self.total))  # of a pass more
+            self.progress(self.done, self.total)
 
 
 class CodeCounts(Part):
@@ -248,6 +248,6 @@ class CodeCounts(Part):
     def unknown(self, vocabulary: Vocabulary, excluded: CodeMatcher) -> dict[str, int]:
         """Codes that make a token which `vocabulary` does not know → subjects, most first."""
         codes = tuple(code for code, _ in self.subjects.most_common() if not excluded(code))
-        is_unknown = vocabulary.is_unknown(vocabulary.ids(codes))
+        is_unknown = vocabulary.ids(codes) < vocabulary.n_unknown
         new = zip(codes, is_unknown, strict=True)
         return {code: self.subjects[code] for code, is_new in new if is_new}

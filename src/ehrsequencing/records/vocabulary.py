@@ -62,8 +62,10 @@ class Vocabulary(Hinted):
     settings: ValuesConfig  # how values become tokens
     # (C,) share of the training people who have each code, rounded down; empty in runs that did not count it
     share: Floats = field(default_factory=lambda: np.zeros(0))
+    n_unknown: int = field(default=2, init=False)  # leading tokens that are padding or unknown
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "n_unknown", 2 + len(self.kinds))  # the class is frozen
         scales = int(self.has_numbers.sum()) * (3 if self.settings.carry else 1)
         shapes = [(len(self.codes),), (scales, KNOTS), (scales,), (scales,)]
         if [a.shape for a in (self.has_numbers, self.knots, self.mean, self.sd)] != shapes:
@@ -76,16 +78,7 @@ class Vocabulary(Hinted):
         )
 
     def __len__(self) -> int:
-        return self._first_made + len(self.made)
-
-    @property
-    def n_unknown(self) -> int:
-        """Number of leading tokens that are padding or unknown."""
-        return 2 + len(self.kinds)
-
-    @property
-    def _first_made(self) -> int:
-        return self.n_unknown + len(self.codes)
+        return self.n_unknown + len(self.codes) + len(self.made)
 
     @cached_property
     def made(self) -> list[Made]:
@@ -127,7 +120,7 @@ class Vocabulary(Hinted):
     def base(self) -> Ints:
         """(V,) token id of the code behind each token that is made of one; its own for all others."""
         own = np.arange(len(self), dtype=np.int64)
-        own[self._first_made :] = [one.code for one in self.made]
+        own[self.n_unknown + len(self.codes) :] = [one.code for one in self.made]
         return own
 
     @cached_property
@@ -136,7 +129,7 @@ class Vocabulary(Hinted):
         out = np.full(len(self), -1, dtype=np.int32)
         numeric = self.n_unknown + np.flatnonzero(self.has_numbers)
         out[numeric] = np.arange(len(numeric)) * (3 if self.settings.carry else 1)
-        out[self._first_made :] = [one.scale for one in self.made]
+        out[self.n_unknown + len(self.codes) :] = [one.scale for one in self.made]
         return out
 
     @cached_property
@@ -169,38 +162,29 @@ class Vocabulary(Hinted):
         number = {kind: place for place, kind in enumerate(sorted({("", False), *types}))}
         return np.array([number[kind] for kind in types], dtype=np.int64)
 
-    def is_unknown(self, ids: Ints32) -> Bools:
-        """Which token ids are padding or unknown codes."""
-        return ids < self.n_unknown
-
-    def ids(self, codes: tuple[str, ...]) -> Ints32:
-        """Token id of each code: its own, or its type's unknown token."""
-        return self._ids_of(codes)
-
     @cached_property
-    def _ids_of(self) -> OfCodes[Ints32]:
-        known: dict[str, int] = {}  # a data set has the same codes in every shard
+    def ids(self) -> OfCodes[Ints32]:
+        """Codes (C,) → token id of each: its own, or its type's unknown token."""
+        known = dict(self.index)  # grows: a data set has the same codes in every shard
         unknown = {kind: 2 + place for place, kind in enumerate(self.kinds)}
 
-        def find(code: str) -> int:
-            own = self.index.get(code)
-            return unknown.get(code_type(code), 1) if own is None else own
-
-        def ids(codes: tuple[str, ...]) -> Ints32:
-            known.update((code, find(code)) for code in codes if code not in known)
+        def find(codes: tuple[str, ...]) -> Ints32:
+            for code in codes:
+                if code not in known:
+                    known[code] = unknown.get(code_type(code), 1)
             return np.fromiter(map(known.__getitem__, codes), dtype=np.int32, count=len(codes))
 
-        return OfCodes(ids)
+        return OfCodes(find)
 
     def forget(self) -> None:
         """Drop what is remembered of codes met so far: a server keeps nothing of a request."""
-        vars(self).pop("_ids_of", None)
+        vars(self).pop("ids", None)
 
     @cached_property
     def summary_tokens(self) -> Ints32:
         """(V, 7) token ids of the summaries of every code token, in the order of `SUMMARIES`; -1 without them."""
         out = np.full((len(self), len(SUMMARIES)), -1, dtype=np.int32)
-        for number, one in enumerate(self.made, start=self._first_made):
+        for number, one in enumerate(self.made, start=self.n_unknown + len(self.codes)):
             if one.summary >= 0 and one.bin < 0:
                 out[one.code, one.summary] = number
         return out
@@ -280,7 +264,7 @@ class Vocabulary(Hinted):
     def _first_bin(self) -> Ints32:
         """(V,) id of the first joint token of each code and summary, -1 without bins."""
         out = np.full(len(self), -1, dtype=np.int32)
-        for number, one in enumerate(self.made, start=self._first_made):
+        for number, one in enumerate(self.made, start=self.n_unknown + len(self.codes)):
             if one.bin == 0:
                 out[one.code if one.summary < 0 else number - 1] = number
         return out
@@ -317,7 +301,9 @@ class Vocabulary(Hinted):
                 settings=ValuesConfig.model_validate(text["values"]),
                 share=arrays.get("share", np.zeros(0)),
             )
-            if vocabulary.tokens != tuple(text["tokens"]):
+            pad, unknown, *others = text["tokens"]
+            is_marked = pad.startswith(PAD) and unknown.startswith(UNK)  # a code may have the name
+            if not is_marked or len(others) + 2 != len(vocabulary):
                 raise ValueError("the tokens are not those of the codes")
         except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise EhrseqError(

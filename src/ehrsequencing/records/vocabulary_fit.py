@@ -192,7 +192,7 @@ class VocabularyFit:
         """Share of the training subjects' rows that have a token of their own; None without rows."""
         codes = tuple(self.number)
         counted = np.where([self.excluded(c) for c in codes], 0, self.rows)
-        known = ~vocabulary.is_unknown(vocabulary.ids(codes))
+        known = vocabulary.ids(codes) >= vocabulary.n_unknown
         return float(counted[known].sum() / counted.sum()) if counted.any() else None
 
 

@@ -17,7 +17,7 @@ from ehrsequencing.core.files import mode_for, remembered, sha256, write_bytes, 
 from ehrsequencing.core.outputs import LIST, PREDICTIONS
 from ehrsequencing.core.version import __version__
 from ehrsequencing.explain import Question, deletion, subject_records
-from ehrsequencing.prediction.drift import Drift, Sampled
+from ehrsequencing.prediction.drift import Drift, Sampled, compare
 from ehrsequencing.prediction.predict import NewRecords, Request, predict
 from ehrsequencing.prediction.prediction_file import Risks
 from ehrsequencing.prediction.reference import check_reference
@@ -116,7 +116,8 @@ def write_list(
         own, sampled = quantiles(values, owner.astype(np.int64)), dict[str, Sampled]()
         if own is not None and knots is not None:
             sampled = {f"risk of {question.text}": (values, own, np.array(knots))}
-        drift = records.drift(sampled)
+        limits = request.limits
+        drift = compare(records.people, run, parents=records.parents, limits=limits, risks=sampled)
         unseen = check_reference(run)
         if knots is None and run.training_people:
             add = "" if is_kept else f": add {format_days(kept)} to the horizons"
@@ -130,7 +131,7 @@ def write_list(
     ) as files:
         with suppress(NotPublished):
             predict(
-                run.folder,
+                run,
                 data,
                 files[0],
                 replace(request, overwrite=False),
@@ -208,7 +209,7 @@ def _highest(
     descriptions, found = read_descriptions(records.data), [dict[str, Any]() for _ in highest]
     for record in subject_records(records, {*place_of}, moment) if highest else ():
         place, us = place_of[record.subject_id]
-        row = int(np.flatnonzero(record.prediction_us == us)[0])
+        row = int(np.flatnonzero(record.moments.prediction_us == us)[0])
         effects = deletion(question, record, row=row, kinds=["code"]).effects
         adding = [(one.code or "", one.effect) for one in effects if one.effect >= SMALLEST]
         when = str(np.datetime64(us, "us").astype("datetime64[s]"))

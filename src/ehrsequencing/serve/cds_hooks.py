@@ -196,7 +196,7 @@ def _summary_and_detail(
     """What a clinician sees: one line, and a table in Markdown; no risk that an old record no longer supports."""
     causes, stale_days = predictor.asked.causes, predictor.limits.stale_days
     changed = [f"Not used as sent: {n} ({why})." for why, n in unused.items() if n]
-    if not len(answer.risks):
+    if not len(answer.risks.subject_id):
         why = "\n".join([f"Reason: {answer.why_none}.", *changed])
         return f"No predicted risk: {answer.why_none}"[:MOST_SUMMARY], why
     start = datetime.fromisoformat(answer.curves(causes)[0].time)

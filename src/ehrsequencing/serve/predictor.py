@@ -257,7 +257,7 @@ class Predictor:
             people = People(self.run.vocabulary, encoder.excluded, self.run.study.visits)
             people.add(times.record.events)
             return ExplainResponse(
-                cause=question.cause_name,
+                cause=self.run.task.causes[question.cause],
                 horizon_days=question.horizon_days,
                 risk=risk,
                 moved=moved,
@@ -301,7 +301,7 @@ class Predictor:
                 )
             record, words = times.record, self.run.vocabulary
             makes_token = ~encoder.excluded.mask(record.events.codes)
-            is_unknown = makes_token & words.is_unknown(words.ids(record.events.codes))
+            is_unknown = makes_token & (words.ids(record.events.codes) < words.n_unknown)
             facts = RecordFacts(
                 rows=len(rows),
                 tokens=int(makes_token[record.events.code].sum()),
