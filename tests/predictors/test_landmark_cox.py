@@ -131,9 +131,7 @@ def test_a_record_beyond_the_training_range_has_the_risk_of_its_end(
         assert score.min() <= low + 1e-5
         assert high - 1e-5 <= score.max()
         assert 0.9 < np.mean((score >= low) & (score <= high)) < 1
-    wild = CoxHazards(
-        model.vocabulary, model.design, model.mean, model.scale, model.beta * 1e3, model.base, model.bounds, EDGES
-    )
+    wild = CoxHazards(model.design, model.mean, model.scale, model.beta * 1e3, model.base, model.bounds, EDGES)
     hazards = np.concatenate([part for _, part in wild.hazards(train)])
     ends = wild.base * np.exp(wild.bounds.T)[:, :, None]
     near = np.isclose(hazards[:, None], ends[None], rtol=1e-9).all(axis=3).any(axis=1)
