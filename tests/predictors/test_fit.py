@@ -67,6 +67,16 @@ def test_nobodys_duration_is_a_stored_edge(people: int, monkeypatch: pytest.Monk
         np.testing.assert_allclose(sorted(edges()), sorted(owned), atol=6)
 
 
+@pytest.mark.parametrize(("leave", "stay_days", "is_edge"), [(95, 30, True), (9, 30, False), (95, 0.3, False)])
+def test_an_early_duration_of_many_is_an_edge(leave: int, stay_days: float, is_edge: bool) -> None:
+    """Of ten people or more, and in the first tenth of its bin, so that those who stay do not pay for the whole bin."""
+    hour, people = 1 / 24, 900
+    later = 1 / 24 + np.random.default_rng(0).uniform(0, stay_days, people)
+    duration, cause = np.r_[np.full(leave, hour), later], np.ones(leave + people, np.int8)
+    edges = grid_edges(duration, cause, horizons_days=[50.0], bins=8, subject=np.arange(leave + people), enough=10)
+    assert (hour in edges) == is_edge
+
+
 @pytest.fixture(scope="module")
 def fitted(prepared: Prepared, task: TaskConfig, train: TaskRecords, tuning: TaskRecords) -> Callable[..., Any]:
     """A baseline of a kind, fitted once."""
