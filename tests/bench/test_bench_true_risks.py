@@ -1,19 +1,12 @@
 """`_true_risks.py`: errors of risks and hazards, and the share of each mechanism, where the truth is known."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from bench.truth import _true_risks as true_risks
-from ehrsequencing.config import StudyConfig, load_study, load_task
 from ehrsequencing.evaluation.oracle import Truth, bin_hazards
-from ehrsequencing.predictors.network import Network
-from ehrsequencing.records.prepare import prepare
-from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.records.timelines import TaskRecords
-from helpers.training import NetworkTrainer as Trainer
 
 EDGES = np.array([0.0, 30.0, 90.0, 365.25, 1000.0])
 CAUSES = ("outcome", "death")
@@ -80,24 +73,3 @@ def test_errors_of_hazards() -> None:
     shifted = Truth(EDGES, truth.hazards + np.array([0.0, 0.001])[:, None], truth.mechanisms)
     found = true_risks.hazard_rmse_per_year(bin_hazards(shifted.risk(EDGES[1:]), EDGES), truth, causes=CAUSES)
     assert found == pytest.approx({"outcome": 0.0, "death": 0.36525}, abs=1e-9)
-
-
-@pytest.mark.slow
-def test_a_model_that_is_the_truth_has_no_error(
-    sim_data: Path, tiny_study: StudyConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    task = load_task(sim_data / "task.yaml")
-    prepare(sim_data, tmp_path / "set", study=tiny_study, tasks=[task])
-    study = load_study(None, ["model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=1"])
-    Trainer(Prepared(tmp_path / "set"), task.name, tmp_path / "run", study=study).fit()
-
-    def true_risk(source: Network, records: TaskRecords, horizons_days: np.ndarray, **given: Any) -> np.ndarray:
-        truth = Truth.read(sim_data, records, causes=task.causes)
-        assert truth is not None
-        return truth.risk(horizons_days)
-
-    monkeypatch.setattr(Network, "risk", true_risk)
-    oracle = true_risks.run_errors(tmp_path / "run")
-    assert all(row["rmse"] < 1e-12 and row["slope"] == pytest.approx(1.0) for row in oracle["risks"])
-    assert all(value < 1e-6 for value in oracle["hazard_rmse_per_year"].values())
-    assert all(row["share"] == pytest.approx(1.0) for row in oracle["mechanisms"])

@@ -1,14 +1,18 @@
 """No command overwrites what it did not write, nor its own input; what is refused is left as it was, byte for byte."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
-from ehrsequencing.core.outputs import MANIFEST
+import ehrsequencing as eh
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.outputs import MANIFEST, sealed
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.run_folder import hold_folder
-from helpers.command_line import TASK, ehrseq
+from helpers.command_line import TASK, ehrseq, refused
 from helpers.meds import record, write_meds
 from helpers.omop import SMALL, write_csv
 from helpers.settings import TINY
@@ -19,7 +23,7 @@ SYNTHEA = pytest.param("synthea", marks=pytest.mark.slow)  # imported by the wri
 QUICK = ("evaluation.bootstrap=0", "--baselines", "none")
 
 
-def refused(folder: Path, *arguments: object) -> str:
+def left_alone(folder: Path, *arguments: object) -> str:
     """Run a command that must fail with one line, and leave everything in a folder as it was."""
     before, names = everything(folder), sorted(folder.rglob("*"))
     done = ehrseq(*arguments)
@@ -65,8 +69,8 @@ def test_input_and_output_must_not_overlap(inputs: dict[str, Path], tmp_path: Pa
     around = {"itself": source, "inside": source / "deep" / "out", "around": source.parent, "a link to it": link}
     around |= {"a link, and inside": tmp_path / "up" / source.name / "out", "roundabout": source / ".." / source.name}
     for where, out in around.items():
-        assert "overlaps the input" in refused(tmp_path, *command(name, source, out)), where
-    assert "overlaps the input" in refused(tmp_path, *command(name, link, source / "out"))
+        assert "overlaps the input" in left_alone(tmp_path, *command(name, source, out)), where
+    assert "overlaps the input" in left_alone(tmp_path, *command(name, link, source / "out"))
 
 
 @pytest.mark.parametrize("name", ["prepare", "omop", SYNTHEA])
@@ -74,17 +78,17 @@ def test_only_a_folder_of_the_same_kind_is_replaced(inputs: dict[str, Path], tmp
     source, out = inputs[name], tmp_path / "parents" / "are" / "made"
     assert ehrseq(*command(name, source, out)).exit_code == 0
     first = everything(out)
-    assert "add --overwrite" in refused(tmp_path, *command(name, source, out))
+    assert "add --overwrite" in left_alone(tmp_path, *command(name, source, out))
     again = (*command(name, source, out), "--overwrite")
     assert ehrseq(*again).exit_code == 0
     assert everything(out) == first
     assert not list(tmp_path.rglob(".tmp-*"))
     other, this = ("synthea", "a prepared") if name == "prepare" else ("prepare", "an imported")
-    assert f"holds {this} data set, not a" in refused(tmp_path, *command(other, inputs[other], out), "--overwrite")
+    assert f"holds {this} data set, not a" in left_alone(tmp_path, *command(other, inputs[other], out), "--overwrite")
     (out / "notes.txt").write_text("mine")
-    assert "'notes.txt', which ehrseq did not write" in refused(tmp_path, *again)
+    assert "'notes.txt', which ehrseq did not write" in left_alone(tmp_path, *again)
     app = (*command(name, source, mine(tmp_path / "app")), "--overwrite")
-    assert "is not empty" in refused(tmp_path, *app)
+    assert "is not empty" in left_alone(tmp_path, *app)
 
 
 FILES = {
@@ -114,14 +118,14 @@ def test_a_file_is_replaced_only_by_one_of_its_kind(
     assert done.exit_code == 0, done.output
     beside = {"x.html", "x.json"} if name == "predict" else set()
     assert {path.name for path in out.parent.iterdir()} == {out.name, *beside}, "nothing else lies beside it"
-    assert "add --overwrite" in refused(tmp_path, *make)
+    assert "add --overwrite" in left_alone(tmp_path, *make)
     done = ehrseq(*make, "--overwrite")
     assert done.exit_code == 0, done.output
     out.write_text("mine")
-    assert "that ehrseq wrote" in refused(tmp_path, *make, "--overwrite")
+    assert "that ehrseq wrote" in left_alone(tmp_path, *make, "--overwrite")
     if name == "predict":
         inside = sim_data / "data" / "p.parquet"
-        assert "overlaps the input" in refused(sim_data, *words[name], "--out", inside)
+        assert "overlaps the input" in left_alone(sim_data, *words[name], "--out", inside)
 
 
 def test_overwrite_starts_an_interrupted_training_again(sim_prepared: Path, tmp_path: Path) -> None:
@@ -132,7 +136,71 @@ def test_overwrite_starts_an_interrupted_training_again(sim_prepared: Path, tmp_
     note = out / "notes.txt"
     note.write_text("mine")
     train = ("train", sim_prepared, "--out", out, "--overwrite", *TINY)
-    refused(tmp_path, *train)
+    left_alone(tmp_path, *train)
     note.unlink()
     done = ehrseq(*train)
     assert done.exit_code == 0, done.output
+
+
+# ---- what 1.x wrote is refused in one line that names the version which reads it -------------------------------------
+
+
+SAYS = "was made by ehrsequencing 1.0.0, which alone reads it"
+
+
+def as_first_version(folder: Path, out: Path) -> Path:
+    """A copy of an output whose manifest is one of 1.0.0."""
+    shutil.copytree(folder, out)
+    manifest = json.loads((out / "manifest.json").read_text())
+    named = {"versions": {"ehrsequencing": "1.0.0"}} if "versions" in manifest else {"version": "1.0.0"}
+    (out / "manifest.json").write_text(json.dumps(sealed({**manifest, **named, "format": 2})))
+    return out
+
+
+def test_a_run(sim_run: Path, sim_data: Path, sim_prepared: Path, tmp_path: Path) -> None:
+    run, out = as_first_version(sim_run, tmp_path / "run"), tmp_path / "out"
+    for command in (
+        ("predict", run, sim_data, "--out", tmp_path / "risks.csv"),
+        ("drift", run, sim_data),
+        ("evaluate", run),
+        ("evaluate", run, "--data", sim_data),
+        ("explain", run, sim_data, "--subject", 1),
+        ("explore", run, sim_data, "--out", tmp_path / "page.html"),
+        ("audit", run),
+        ("serve", run),
+        ("compare", run, sim_run),
+        ("compare", sim_run, run),
+        ("export", run, "--out", out),
+        ("train", sim_prepared, "--init", run, "--out", out),
+        ("train", sim_prepared, "--resume", "--out", run),
+    ):
+        assert SAYS in refused(*command), command
+    with pytest.raises(EhrseqError, match=SAYS):
+        eh.load(run)
+
+
+def test_a_training_that_was_interrupted(sim_prepared: Path, tmp_path: Path) -> None:
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    begun = {"kind": "unfinished run", "format": 2, "made_of": {}}
+    (tmp_path / "run" / "checkpoints" / "begun.json").write_text(json.dumps(begun))
+    line = refused("train", sim_prepared, "--resume", "--out", tmp_path / "run")
+    assert "was made by ehrsequencing 1.x, which alone reads it" in line
+
+
+def test_a_prepared_set(sim_run: Path, sim_prepared: Path, tmp_path: Path) -> None:
+    prepared = as_first_version(sim_prepared, tmp_path / "set")
+    assert SAYS in refused("train", prepared, "--out", tmp_path / "run")
+    assert SAYS in refused("pretrain", prepared, "--out", tmp_path / "run")
+    assert SAYS in refused("evaluate", sim_run, "--prepared", prepared)
+    with pytest.raises(EhrseqError, match=SAYS):
+        eh.load(prepared)
+
+
+def test_predictions(sim_run: Path, sim_data: Path, tmp_path: Path) -> None:
+    risks, older = tmp_path / "risks.parquet", tmp_path / "older.parquet"
+    assert ehrseq("predict", sim_run, sim_data, "--out", risks).exit_code == 0
+    table = pq.read_table(risks)
+    assert table.schema.metadata[b"ehrsequencing.version"] == eh.__version__.encode()
+    pq.write_table(table.replace_schema_metadata({b"ehrsequencing.version": b"1.0.0"}), older)
+    command = ("score", older, sim_data, "--task", sim_data / "task.yaml", "--out", tmp_path / "out")
+    assert SAYS in refused(*command)

@@ -27,11 +27,8 @@ from ehrsequencing.results import redaction
 from ehrsequencing.results.redaction import INDIVIDUAL, redact
 from ehrsequencing.results.result_types import place_of
 from helpers.disclosure import as_real
-from helpers.metrics_json import WIDE, complete
+from helpers.recorded import COUNTS, recorded, with_counts
 
-COUNTS = {"subjects", "events", "excluded", "n", "seen_in_training", "shared_subjects", "no_event", "unknown", "people"}
-COUNTS |= {"above", "events_above", "indexes", "followed"}
-COUNTS |= {"evaluated", "at_risk", "prediction_times", "visits", "without_record_before", "first_record_later"}
 #: Whole numbers of a result that count no people: days, settings, models, checks, splits.
 NO_PEOPLE = {
     "median_days",
@@ -45,6 +42,7 @@ NO_PEOPLE = {
     "passed",
     "failed",
     "splits",
+    "wins",
     "dim",
     "seed",
     "folds",
@@ -53,12 +51,7 @@ SETTINGS = {"config", "task", "versions", "horizons_days", "landmarks_days", "ma
 PRINTED_SO: dict[Any, list[int]] = {}
 for _people in range(200_000):
     PRINTED_SO.setdefault(shareable_count(_people), []).append(_people)
-TWO_CAUSES: dict[str, Any] = {"causes": ("death", "transplant")}
-RESULTS = [
-    (subjects, seed, WIDE if (subjects + seed) % 2 else TWO_CAUSES)
-    for subjects in (120, 312, 455, 700, 805, 2000)
-    for seed in (0, 1)
-]  # 12 cohorts
+RESULTS = [(name, share) for name in ("wide", "narrow") for share in (0.3, 0.45, 0.6, 0.75, 0.9, 1.0)]
 #: One place of many that stays as it is.
 UNROUNDED: dict[str, Callable[..., Any]] = {
     "_by_rounding": lambda *counts, of: 0.0,
@@ -107,69 +100,26 @@ def test_from_eleven_on_every_printed_number_stands_for_five_counts_or_more() ->
     assert worked_out(set(enumerate(told)), shareable_count) == []
 
 
-def everything(subjects: int, seed: int, kind: dict[str, Any]) -> dict[str, Any]:
+def everything(name: str = "wide", share: float = 0.35) -> dict[str, Any]:
     """An exact result with every part that counts people."""
-    exact = complete(subjects=subjects, seed=seed, **kind) | {"trajectories": []}
-    landmarks, horizon = exact["landmarks_days"], exact["horizons_days"][-1]
-    groups = [
-        {
-            "n": 40 + k,
-            "predicted": [0.0, 0.1],
-            "observed": [0.0, 0.1],
-            "low": [0.0, 0.05],
-            "high": [0.0, 0.2],
-            "events": [0, 12 + k],
-            "at_risk": [40 + k, 23 - k, 4],
-        }
-        for k in range(3)
-    ]
-    exact["incidence"] = [
-        {
-            "landmark_days": at,
-            "cause": cause,
-            "horizon_days": horizon,
-            "model": exact["models"][0],
-            "days": [0.0, horizon],
-            "tick_days": [0.0, horizon / 2, horizon],
-            "groups": groups,
-        }
-        for at in landmarks
-        for cause in exact["causes"]
-    ]
-    for row in exact["smooth_calibration"]:
-        row["histogram"] = {"edges": [0.0, 0.1, 0.2, 0.3], "n": [row["n"] // 2, 7, 0], "shares": []}
-    exact["smallest_g"] = [{"landmark_days": at, "horizon_days": horizon, "g": 0.5, "thin": False} for at in landmarks]
+    exact = recorded(name, share=share) | {"trajectories": []}
     exact["followed"] = 41  # whom the rows of `smallest_g` are of
-    for step in exact["attrition"]:
-        step["indexes"] = step["subjects"]
-    exact["history"] = [{**row, "steps": subjects} for row in exact["history"]]
-    exact["records_before"] = [
-        {"landmark_days": at, "subjects": 60, "without_record_before": 7, "first_record_later": 3} for at in landmarks
-    ]
     exact["external"] = {
         "data": "elsewhere",
-        "subjects": subjects // 7,
+        "subjects": 44,
         "unknown_token_rate": 0.03,
         "seen_in_training": 4,
         "training_unknown_token_rate": 0.02,
         "unmatched": [],
         "new_codes": [{"code": "DX//A", "subjects": 23}],
     }
-    found: dict[str, Any] = json.loads(json.dumps(exact))
-    return found
+    return exact
 
 
-def moved(exact: Any, end: int, key: str = "") -> Any:
+def moved(exact: dict[str, Any], end: int) -> dict[str, Any]:
     """The result with every count replaced by the least (0) or the largest (-1) that is printed in the same way."""
-    if isinstance(exact, dict):
-        return {
-            name: moved(inner, end, key if key in COUNTS and name not in COUNTS else name)
-            for name, inner in exact.items()
-        }
-    if isinstance(exact, list):
-        return [moved(inner, end, key) for inner in exact]
-    is_count = key in COUNTS and isinstance(exact, int) and not isinstance(exact, bool)
-    return PRINTED_SO[shareable_count(exact)][end] if is_count else exact
+    found: dict[str, Any] = with_counts(exact, lambda count: PRINTED_SO[shareable_count(count)][end])
+    return found
 
 
 def counted(exact: dict[str, Any]) -> dict[str, Any]:
@@ -229,11 +179,18 @@ def always(rate: float, people: int) -> float:
     return disclosure.nearest(round(rate * people, 6)) / max(disclosure.nearest(people), 1)
 
 
+@pytest.fixture
+def by_shown_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a number is printed is decided by exact counts: here it is decided by those that are printed."""
+    monkeypatch.setattr(redaction, "shareable_rate", always)
+    monkeypatch.setattr(redaction, "enough_people", lambda some, people: disclosure.nearest(some) > 0)
+
+
 def integers(told: Any, key: str = "") -> Iterator[tuple[str, int]]:
-    """Every whole number of a result, with the name of what holds it."""
+    """Every whole number of a result that counts people, with the name of what holds it."""
     if isinstance(told, dict):
-        for name, inner in told.items():
-            yield from integers(inner, name if name not in ("train", "tuning", "held_out") else key)
+        for name in told.keys() - SETTINGS - NO_PEOPLE:
+            yield from integers(told[name], name if name not in ("train", "tuning", "held_out") else key)
     elif isinstance(told, list):
         for inner in told:
             yield from integers(inner, key)
@@ -241,15 +198,10 @@ def integers(told: Any, key: str = "") -> Iterator[tuple[str, int]]:
         yield key, told
 
 
-@pytest.mark.parametrize(("subjects", "seed", "kind"), RESULTS)
-def test_no_shareable_file_depends_on_an_exact_count(
-    subjects: int, seed: int, kind: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing printed, and no difference of two printed numbers, tells a count: all of them may be others.
-
-    Whether a *rate* is printed is decided by the exact count: here it always is.
-    """
-    exact = everything(subjects, seed, kind)
+@pytest.mark.parametrize(("name", "share"), RESULTS)
+def test_no_shareable_file_depends_on_an_exact_count(name: str, share: float, request: pytest.FixtureRequest) -> None:
+    """Nothing printed, and no difference of two printed numbers, tells a count: all of them may be others."""
+    exact = everything(name, share)
     found = set(counts(exact, redact(exact)))
     assert len(found) > 20
     assert any(1 <= count <= 10 for count, _ in found)
@@ -257,21 +209,18 @@ def test_no_shareable_file_depends_on_an_exact_count(
     assert worked_out(found, shareable_count) == []
     told = redact(exact)
     assert redact(told) == told
-    people = [(key, n) for key, n in integers(told) if key not in NO_PEOPLE]
+    people = list(integers(told))
     assert len(people) > 30
     assert [(key, n) for key, n in people if shareable_count(n) != n] == []
-    monkeypatch.setattr(redaction, "shareable_rate", always)
+    request.getfixturevalue("by_shown_counts")
     least, largest = (counted(moved(exact, end)) for end in (0, -1))
     assert redact(least) == redact(largest)
 
 
-@pytest.mark.parametrize(("subjects", "seed", "kind"), RESULTS[1::3])
-def test_no_page_depends_on_an_exact_count(
-    sim_run: Path, subjects: int, seed: int, kind: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("name", "share"), RESULTS[1::3])
+def test_no_page_depends_on_an_exact_count(sim_run: Path, name: str, share: float, by_shown_counts: None) -> None:
     """Pages that are drawn from the exact result and rounded in print, and all that is drawn from `metrics.json`."""
-    monkeypatch.setattr(redaction, "shareable_rate", always)
-    exact, run = everything(subjects, seed, kind), Run(sim_run)
+    exact, run = everything(name, share), Run(sim_run)
     least, largest = (shared_files(counted(moved(exact, end)), run) for end in (0, -1))
     for name, text in least.items():
         assert text == largest[name], name
@@ -281,7 +230,7 @@ def test_no_page_depends_on_an_exact_count(
 def test_the_reader_finds_what_is_left_open(
     sim_run: Path, rule: Callable[[int], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    exact = everything(700, 0, WIDE)
+    exact = everything()
     least, largest = moved(exact, 0), moved(exact, -1)
     monkeypatch.setattr(redaction, "shareable_count", rule)
     assert worked_out(set(counts(exact, redact(exact))), rule)
@@ -291,11 +240,10 @@ def test_the_reader_finds_what_is_left_open(
 
 @pytest.mark.parametrize("place", UNROUNDED)
 def test_the_reader_finds_one_place_that_is_left_as_it_is(
-    sim_run: Path, place: str, monkeypatch: pytest.MonkeyPatch
+    place: str, by_shown_counts: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redaction, place, UNROUNDED[place])
-    monkeypatch.setattr(redaction, "shareable_rate", always)
-    exact = everything(700, 0, WIDE)
+    exact = everything()
     least, largest = (json.dumps(redact(counted(moved(exact, end)))) for end in (0, -1))
     assert least != largest
 
@@ -308,7 +256,7 @@ def test_a_share_of_people_stands_for_nobody_or_for_eleven(people: int, some: in
 
 
 def test_a_cell_without_enough_people_has_no_metric_and_others_have_three_decimals() -> None:
-    exact = complete(subjects=700, **WIDE)
+    exact = recorded("wide", share=0.35)
     told = redact(exact)
     cells = {
         (row["landmark_days"], cause, horizon): (count, row["subjects"])
@@ -339,7 +287,7 @@ def test_a_cell_without_enough_people_has_no_metric_and_others_have_three_decima
 
 @pytest.mark.parametrize(("events", "is_told"), [(700, True), (11, True), (10, False)])
 def test_a_likelihood_needs_people_with_an_event_and_nobody_without_one(events: int, is_told: bool) -> None:
-    exact = complete(subjects=700, **WIDE)
+    exact = recorded("wide", share=0.35)
     rows = [row for row in exact["metrics"] if row["metric"] == "nll" and row["value"] is not None]
     assert rows
     for row in rows:
@@ -351,14 +299,14 @@ def test_a_likelihood_needs_people_with_an_event_and_nobody_without_one(events: 
 @pytest.mark.parametrize("name", ["unknown_token_rate", "unknown_age_rate"])
 @pytest.mark.parametrize(("sides", "is_shown"), [((0, 90), True), ((7, 90), False), ((90, 7), False), ((30, 90), True)])
 def test_a_share_of_few_peoples_rows_is_no_number(name: str, sides: tuple[int, int], is_shown: bool) -> None:
-    exact = everything(700, 0, WIDE)
+    exact = everything()
     exact["inputs"]["by_split"]["held_out"]["people"][name] = list(sides)
     assert (redact(exact)["inputs"]["by_split"]["held_out"][name] is not None) == is_shown
 
 
 @pytest.mark.parametrize(("subjects", "is_shown"), [(9, False), (40, True)])
 def test_an_external_validation_of_few_people_has_no_rate_of_tokens(subjects: int, is_shown: bool) -> None:
-    exact = everything(700, 0, WIDE)
+    exact = everything()
     rates = exact["inputs"]["by_split"]
     rates["external"] = {**rates.pop("held_out"), "subjects": subjects}
     told = redact(exact)["external"]
@@ -370,7 +318,7 @@ def test_an_external_validation_of_few_people_has_no_rate_of_tokens(subjects: in
 @pytest.mark.parametrize("few", [True, False])
 def test_what_few_peoples_events_decide_is_hidden(split: str, few: bool) -> None:
     """Likelihoods of a split, and of each rare cause: the weights of a blend's parts."""
-    exact = everything(700, 0, WIDE)
+    exact = everything()
     rare, often = exact["causes"][::-1][:2]
     exact["events"][split] |= {rare: 4, often: 5 if few else 50}
     row = {"train_nll": 1.2345, "tuning_nll": 1.2345}
@@ -386,7 +334,7 @@ def test_what_few_peoples_events_decide_is_hidden(split: str, few: bool) -> None
 
 
 def test_a_path_of_this_machine_is_in_no_setting() -> None:
-    exact = everything(700, 0, WIDE)
+    exact = everything()
     exact["config"] |= {"task": {"index": {"file": "/home/somebody/index.parquet"}}}
     exact["task"]["index"]["file"] = "/home/somebody/index.parquet"
     exact["config"]["evaluation"] = {"tripod": "/home/somebody/tripod.yaml"}
@@ -396,7 +344,7 @@ def test_a_path_of_this_machine_is_in_no_setting() -> None:
 
 
 def test_single_persons_and_unknown_keys_stay_behind() -> None:
-    exact = complete() | {"a key of tomorrow": [1, 2, 3]}
+    exact = recorded() | {"a key of tomorrow": [1, 2, 3]}
     told = redact(exact)
     assert exact["trajectories"]
     assert told["trajectories"] == []
@@ -422,8 +370,7 @@ def test_exact_counts_are_in_a_file_that_only_its_owner_reads_and_nothing_needs(
     told = json.loads((real_like / "metrics.json").read_text())
     assert told == json.loads(json.dumps(redact(result)))
     assert {INDIVIDUAL, "metrics.json"} <= set(Run(real_like).manifest["files"])
-    whole = integers({name: part for name, part in told.items() if name not in SETTINGS})
-    assert [(key, n) for key, n in whole if key not in NO_PEOPLE and shareable_count(n) != n] == []
+    assert [(key, n) for key, n in integers(told) if shareable_count(n) != n] == []
     found = set(counts(exact, told))
     assert any(1 <= count <= 10 for count, _ in found)
     assert worked_out(found, shareable_count) == []
@@ -437,13 +384,13 @@ def test_exact_counts_are_in_a_file_that_only_its_owner_reads_and_nothing_needs(
 def test_a_file_that_others_could_read_is_closed(tmp_path: Path) -> None:
     (tmp_path / INDIVIDUAL).write_text("{}")
     (tmp_path / INDIVIDUAL).chmod(0o644)
-    write_result(complete(), tmp_path)
+    write_result(recorded(), tmp_path)
     assert (tmp_path / INDIVIDUAL).stat().st_mode & 0o777 == 0o600
 
 
 def test_a_simulation_has_no_people_to_hide(sim_run: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(sim_run, tmp_path / "run", ignore=lambda *_: {"metrics.json"}))
-    result = complete()
+    result = recorded()
     result["data"]["simulated"] = True
     add_result(result, run)
     assert json.loads((run / "metrics.json").read_text()) == json.loads(json.dumps(result))

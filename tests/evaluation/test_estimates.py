@@ -27,7 +27,7 @@ from ehrsequencing.reporting.scores import Scores, cause_verdict
 from ehrsequencing.reporting.terminal import metric_lines
 from ehrsequencing.results.redaction import redact
 from helpers.comparison import CAUSES, HORIZONS, world
-from helpers.metrics_json import complete, of_split
+from helpers.recorded import of_split, recorded
 
 
 def judged(seed: int, n: int, *, resamples: int = 12, rows_each: int = 1) -> Comparison:
@@ -163,7 +163,7 @@ def test_random_splits_that_judge_too_few_compare_nothing(events: int, subjects:
 @pytest.mark.parametrize(("events", "shown"), [(5, True), (1, False)])
 def test_a_mean_over_splits_is_shown_by_the_people_of_all_splits(events: int, shown: bool) -> None:
     """25 fifths of a cohort hold out all of it: five times one split's people, however few that split has."""
-    metrics = complete()
+    metrics = recorded()
     main = metrics["main"]
     place = (OURS, main["landmark_days"], metrics["causes"][0], main["horizon_days"], "c")
     metrics["repeated_splits"] = summarise([of_split(k, {place: 0.8}, 240, 60, (events, 60)) for k in range(25)])

@@ -170,7 +170,7 @@ def write_csv(tables: Tables, folder: Path, *, upper: bool = False, gz: bool = F
             writer = csv.writer(file, delimiter=delimiter)
             header = list(rows[0])
             writer.writerow([column.upper() for column in header] if upper else header)
-            writer.writerows([["" if v is None else v for v in row.values()] for row in rows])
+            writer.writerows([["" if row[c] is None else row[c] for c in header] for row in rows])
     return folder
 
 

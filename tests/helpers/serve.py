@@ -20,6 +20,10 @@ from ehrsequencing.serve.app import listener, server
 from ehrsequencing.serve.predictor import Limits, Predictor
 from ehrsequencing.serve.security import Access, Service
 
+TOKEN = "correct horse battery staple"
+HOOK = "/cds-services/ehrsequencing-risk"
+ROW = {"time": "2020-01-01T10:00:00", "code": "ENROLLMENT"}
+
 
 @dataclass(frozen=True)
 class Reply:

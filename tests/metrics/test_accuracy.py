@@ -151,30 +151,28 @@ def cell(
     return float(metric(ScoredRows.of(duration, cause, risks, [horizon]))[0, 0])
 
 
-def test_c_counted_by_hand_without_censoring() -> None:
+Case = tuple[list[float], list[int], list[float], float, float]  # durations, causes, risks, horizon, and C
+C_BY_HAND: dict[str, Case] = {
     # Events on days 1, 2, 3, 4. Six pairs: (1,2) lost, (1,3) won, (1,4) tied, (2,3) won, (2,4) won, (3,4) lost.
-    assert cell(wolbers_c, [1, 2, 3, 4], [1, 1, 1, 1], [0.5, 0.9, 0.1, 0.5], 5) == pytest.approx(3.5 / 6)
-
-
-def test_c_counted_by_hand_with_a_competing_event() -> None:
+    "without censoring": ([1, 2, 3, 4], [1, 1, 1, 1], [0.5, 0.9, 0.1, 0.5], 5, 3.5 / 6),
     # Subject b has the competing event on day 1 and so never has the event: a (day 2) and c (day 3) are both compared
     # with it. Pairs: (a, b) lost, (a, c) won, (c, b) lost.
-    assert cell(wolbers_c, [2, 1, 3], [1, 2, 1], [0.4, 0.8, 0.2], 4, n_causes=2) == pytest.approx(1 / 3)
-
-
-def test_c_counted_by_hand_with_censoring() -> None:
+    "a competing event": ([2, 1, 3], [1, 2, 1], [0.4, 0.8, 0.2], 4, 1 / 3),
     # On day 2 one of the three at risk is censored: G(3−) = 2/3. The event of day 1 has weight 1 for its three pairs
     # (two won, one lost), the event of day 3 has weight (3/2)² for its one pair, won.
-    c = cell(wolbers_c, [1, 2, 3, 4], [1, 0, 1, 0], [0.5, 0.7, 0.4, 0.3], 4)
-    assert c == pytest.approx((2 + 9 / 4) / (3 + 9 / 4))
-
-
-def test_c_ties_in_time() -> None:
+    "censoring": ([1, 2, 3, 4], [1, 0, 1, 0], [0.5, 0.7, 0.4, 0.3], 4, (2 + 9 / 4) / (3 + 9 / 4)),
     # Day 1: two events (not comparable with each other) and one censored (outlived both): (a, c) won, (b, c) lost.
     # Nobody is seen after day 1, so the horizon is day 1 itself.
-    assert cell(wolbers_c, [1, 1, 1], [1, 1, 0], [0.9, 0.2, 0.5], 1) == pytest.approx(0.5)
+    "ties in time": ([1, 1, 1], [1, 1, 0], [0.9, 0.2, 0.5], 1, 0.5),
     # A competing event at the same instant is in the event's past: comparable, and won.
-    assert cell(wolbers_c, [1, 1, 2], [1, 2, 2], [0.9, 0.5, 0.9], 1, n_causes=2) == pytest.approx(1.5 / 2)
+    "a tie with a competing event": ([1, 1, 2], [1, 2, 2], [0.9, 0.5, 0.9], 1, 1.5 / 2),
+}
+
+
+@pytest.mark.parametrize("case", C_BY_HAND)
+def test_c_counted_by_hand(case: str) -> None:
+    duration, cause, risk, horizon, c = C_BY_HAND[case]
+    assert cell(wolbers_c, duration, cause, risk, horizon, n_causes=max(cause)) == pytest.approx(c)
 
 
 def test_no_comparable_pairs_is_undefined_not_a_half() -> None:

@@ -12,7 +12,9 @@ from __future__ import annotations
 import json
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -170,52 +172,38 @@ def test_aalen_johansen_and_its_standard_error() -> None:
 # -- one cause: scikit-survival and torchsurv --------------------------------------------------------------------------
 
 
-def test_uno_c() -> None:
+def uno(event: np.ndarray, duration: np.ndarray, score: np.ndarray, inverse: np.ndarray, horizon: float) -> list[float]:
+    """C by scikit-survival and by torchsurv."""
+    y, tensors = survival_array(duration, event), map(torch.from_numpy, (score, event, duration))
+    theirs = ConcordanceIndex()(*tensors, weight=torch.from_numpy(inverse), tmax=torch.tensor(horizon + JUST_AFTER))
+    return [concordance_index_ipcw(y, y, score, tau=horizon + JUST_AFTER)[0], theirs.item()]
+
+
+def auc(event: np.ndarray, duration: np.ndarray, score: np.ndarray, inverse: np.ndarray, horizon: float) -> list[float]:
+    """AUC by scikit-survival and by torchsurv; the weight at the horizon is equal for all controls, and cancels."""
+    y, tensors = survival_array(duration, event), map(torch.from_numpy, (score, event, duration))
+    at = {
+        "new_time": torch.tensor([horizon], dtype=torch.float64),
+        "weight_new_time": torch.ones(1, dtype=torch.float64),
+    }
+    theirs = Auc()(*tensors, weight=torch.from_numpy(inverse), **at)
+    return [cumulative_dynamic_auc(y, y, score, [horizon])[0][0], theirs.item()]
+
+
+@pytest.mark.parametrize(
+    ("metric", "others"), [(discrimination.wolbers_c, uno), (discrimination.cumulative_dynamic_auc, auc)]
+)
+def test_discrimination_of_one_cause(metric: Callable[[ScoredRows], np.ndarray], others: Callable[..., Any]) -> None:
     n_compared = 0
     for sample in single_cause_samples():
         duration, event = sample.duration, sample.cause == 1
         inverse = 1.0 / censoring_survival(sample.duration, sample.cause).before(sample.duration)
         for h in within_follow_up(sample):
-            score, horizon = sample.risk[:, 0, h], sample.horizons[h]
-            ours = discrimination.wolbers_c(rows_at(sample, h))[0, 0]
-            if np.isnan(ours):
-                continue
-            y = survival_array(duration, event)
-            agree(ours, concordance_index_ipcw(y, y, score, tau=horizon + JUST_AFTER)[0])
-            theirs = ConcordanceIndex()(
-                torch.from_numpy(score),
-                torch.from_numpy(event),
-                torch.from_numpy(duration),
-                weight=torch.from_numpy(inverse),
-                tmax=torch.tensor(horizon + JUST_AFTER),
-            )
-            agree(ours, theirs.item())
-            n_compared += 1
-    assert n_compared > N_DATA_SETS
-
-
-def test_cumulative_dynamic_auc() -> None:
-    n_compared = 0
-    for sample in single_cause_samples():
-        duration, event = sample.duration, sample.cause == 1
-        inverse = 1.0 / censoring_survival(sample.duration, sample.cause).before(sample.duration)
-        for h in within_follow_up(sample):
-            score, horizon = sample.risk[:, 0, h], sample.horizons[h]
-            ours = discrimination.cumulative_dynamic_auc(rows_at(sample, h))[0, 0]
-            if np.isnan(ours):
-                continue
-            y = survival_array(duration, event)
-            agree(ours, cumulative_dynamic_auc(y, y, score, [horizon])[0][0])
-            theirs = Auc()(
-                torch.from_numpy(score),
-                torch.from_numpy(event),
-                torch.from_numpy(duration),
-                weight=torch.from_numpy(inverse),
-                new_time=torch.tensor([horizon], dtype=torch.float64),
-                weight_new_time=torch.ones(1, dtype=torch.float64),  # equal for all controls: cancels
-            )
-            agree(ours, theirs.item())
-            n_compared += 1
+            ours = metric(rows_at(sample, h))[0, 0]
+            if not np.isnan(ours):
+                theirs = others(event, duration, sample.risk[:, 0, h], inverse, sample.horizons[h])
+                agree(np.repeat(ours, 2), theirs)
+                n_compared += 1
     assert n_compared > N_DATA_SETS
 
 

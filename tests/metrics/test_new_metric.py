@@ -8,6 +8,7 @@ import pytest
 
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.estimates import difference_rows, metric_rows, scope_estimates
+from ehrsequencing.evaluation.population import at_risk
 from ehrsequencing.metrics.discrimination import cumulative_dynamic_auc
 from ehrsequencing.metrics.outcomes import Metric
 from ehrsequencing.metrics.registry import METRICS, register
@@ -16,7 +17,7 @@ from ehrsequencing.reporting.scores import Scores
 from ehrsequencing.reporting.terminal import metric_lines
 from ehrsequencing.reporting.wording import interval, number
 from helpers.comparison import CAUSES, HORIZONS, world
-from helpers.metrics_json import MODELS, example
+from helpers.recorded import MODELS, bare, recorded
 
 SOMERS = Metric(
     key="somers",
@@ -40,7 +41,12 @@ def test_one_record_brings_a_metric_everywhere(somers: Metric) -> None:
     scope = world(0, 300, resamples=20)
     scope = replace(scope, risk={MODELS[0]: scope.risk["right"], MODELS[1]: scope.risk["dull"]})
     estimates = scope_estimates(scope, CAUSES)
-    result = example(causes=CAUSES, horizons=tuple(HORIZONS.tolist())) | {
+    result = bare(recorded()) | {
+        "causes": list(CAUSES),
+        "horizons_days": HORIZONS.tolist(),
+        "main": {"landmark_days": 0.0, "horizon_days": float(HORIZONS[-1])},
+        "at_risk": [at_risk(scope, CAUSES)],
+        "smooth_calibration": [],
         "models": list(scope.risk),
         "strongest": MODELS[1],
         "metrics": metric_rows(scope, estimates),

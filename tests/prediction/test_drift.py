@@ -336,14 +336,6 @@ def test_nobody_is_alike_who_was_not_compared(how: str, says: str, run: Path, tm
         assert any(name in text and says in text for text in json.loads(listed.stdout)["warnings"]), name
 
 
-def test_few_people_are_not_compared(run: Path, tmp_path: Path) -> None:
-    few = write_meds(tmp_path / "few", [row for row in NEW if row.subject <= 20])
-    done = ehrseq("predict", run, few, "--out", tmp_path / "few.csv", "--strict", "--json")
-    assert (done.exit_code, (tmp_path / "few.csv").exists()) == (4, False)
-    assert "fewer than 30 people are too few to say" in json.loads(done.stdout)["warnings"][-1]
-    assert ehrseq("drift", run, few).exit_code == 4
-
-
 def test_risks_at_other_horizons_are_not_compared(run: Path, tmp_path: Path) -> None:
     data, out = write_meds(tmp_path / "own", NEW), tmp_path / "risks.csv"
     other = ehrseq("predict", run, data, "--out", out, "--strict", "--horizons", "30d", "--json")

@@ -1,6 +1,5 @@
 """Cells in = values + empty + unread: for every kind of column beside plain Python, and for every reader over dirt."""
 
-import csv
 import json
 import re
 from collections import Counter
@@ -146,13 +145,6 @@ def table(data: st.DataObject, columns: dict[str, st.SearchStrategy[str]]) -> li
     return [first, *({n: "2019-01-01" if c == "20190101" else c for n, c in row.items()} for row in drawn)]
 
 
-def write(rows: list[dict[str, str]], path: Path) -> None:
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-
-
 def check(report: ImportReport, name: str, rows: list[dict[str, str]], columns: set[str]) -> None:
     """Every cell of these columns is in the report, and every row."""
     counts = report.tables[name]
@@ -195,8 +187,7 @@ CSV_COLUMNS = {
 def test_a_flat_table_of_dirt_adds_up(data: st.DataObject) -> None:
     rows = table(data, CSV_COLUMNS)
     with TemporaryDirectory() as name:
-        folder = Path(name)
-        write(rows, folder / "t.csv")
+        folder = write_csv({"t": rows}, Path(name) / "csv")
         (folder / "map.yaml").write_text(MAP)
         # which would refuse such columns
         with mock.patch.object(TableMap, "strict_columns", return_value=[]):
@@ -222,12 +213,8 @@ def test_omop_tables_of_dirt_add_up(data: st.DataObject) -> None:
     rows = table(data, OMOP_COLUMNS)
     deaths = table(data, {"person_id": IDS, "death_date": DATES})
     with TemporaryDirectory() as name:
-        folder = Path(name) / "omop"
-        folder.mkdir()
         people = [{"person_id": str(i), "gender_concept_id": "0", "year_of_birth": "1950"} for i in (1, 2, 3, 12, -4)]
-        write(people, folder / "person.csv")
-        write(rows, folder / "measurement.csv")
-        write(deaths, folder / "death.csv")
+        folder = write_csv({"person": people, "measurement": rows, "death": deaths}, Path(name) / "omop")
         report = import_omop(str(folder), Path(name) / "meds")
     check(report, "measurement", rows, set(OMOP_COLUMNS))
     check(report, "death", deaths, {"person_id", "death_date"})
@@ -253,9 +240,9 @@ def test_five_per_cent_unread_warn_and_all_of_a_required_column_refuse(share: fl
     bad = round(100 * share)
     days = [(datetime(2015, 1, 1) + timedelta(days=i)).strftime("%Y-%m-%d") for i in range(100)]
     rows = [{"who": str(i), "at": "2019-02-30" if i < bad else day, "what": "A"} for i, day in enumerate(days)]
-    write(rows, tmp_path / "t.csv")
+    folder = write_csv({"t": rows}, tmp_path / "csv")
     (tmp_path / "map.yaml").write_text("subject: who\ntime: at\nevents:\n  - {code_from: what}\n")
-    made = lambda: import_csv(tmp_path / "t.csv", tmp_path / "meds", settings=ImportConfig(map=tmp_path / "map.yaml"))  # noqa: E731
+    made = lambda: import_csv(folder / "t.csv", tmp_path / "meds", settings=ImportConfig(map=tmp_path / "map.yaml"))  # noqa: E731
     if share == 1:
         with pytest.raises(EhrseqError, match="column at"):
             made()

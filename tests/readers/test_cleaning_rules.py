@@ -1,7 +1,6 @@
 """Which rows belong to their visit: those of its days and of the day before and after; what was known only later."""
 
 import datetime as dt
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,13 +11,10 @@ from hypothesis import given, settings, strategies as st
 
 from ehrsequencing.readers import rows as reader_rows
 from ehrsequencing.readers.rows import NO_TIME, Role, combinations, ordered_rows
-from helpers.cleaning import clean_rows
+from helpers.cleaning import DAY, SECOND, Row, cleaned_person
 from helpers.settings import examples
 
-Row = dict[str, Any]
-DAY, SECOND = dt.timedelta(days=1), dt.timedelta(seconds=1)
 START, END = dt.datetime(2011, 5, 3, 22), dt.datetime(2011, 5, 6, 10)
-PERSON: Row = {"role": Role.PERSON, "time": dt.datetime(1950, 1, 1), "code": "MEDS_BIRTH"}
 
 
 def visit(end: dt.datetime | None = END, start: dt.datetime = START) -> Row:
@@ -27,12 +23,6 @@ def visit(end: dt.datetime | None = END, start: dt.datetime = START) -> Row:
 
 def event(time: dt.datetime, role: Role = Role.EVENT, end: dt.datetime | None = None, code: str = "X") -> Row:
     return {"role": role, "time": time, "end": end, "code": code, "encounter_id": 7}
-
-
-def cleaned(*rows: Row) -> tuple[list[Row], Counter[str]]:
-    """The rows of one person after the cleaning rules, and what was counted."""
-    made, counts = clean_rows([{"subject_id": 1, **row} for row in [PERSON, *rows]])
-    return made.to_pylist(), counts
 
 
 def of_code(rows: list[Row], code: str = "X") -> list[tuple[dt.datetime, int | None]]:
@@ -45,21 +35,21 @@ OUTSIDE = [dt.datetime(2011, 5, 1, 23, 59), dt.datetime(2011, 5, 1), dt.datetime
 @pytest.mark.parametrize("time", OUTSIDE)
 @pytest.mark.parametrize("role", [Role.EVENT, Role.SPAN])
 def test_rows_far_from_their_visit_lose_it(time: dt.datetime, role: Role) -> None:
-    rows, counts = cleaned(visit(), event(time, role))
+    rows, counts = cleaned_person(visit(), event(time, role))
     assert [encounter for _, encounter in of_code(rows)] == [None]
     assert counts["outside_visit"] == 1
-    rows, counts = cleaned(event(time, role), visit(), visit(time))  # several rows of one visit are one span
+    rows, counts = cleaned_person(event(time, role), visit(), visit(time))  # several rows of one visit are one span
     assert [encounter for _, encounter in of_code(rows)] == [7 if time > END else None]
 
 
 def test_a_stay_on_a_ward_that_ends_long_after_the_visit_does_not_stretch_it() -> None:
-    rows, _ = cleaned(visit(), event(START, Role.SPAN, END + 9 * DAY))
+    rows, _ = cleaned_person(visit(), event(START, Role.SPAN, END + 9 * DAY))
     assert of_code(rows, "X//END") == [(END + 9 * DAY, None)]
 
 
 @pytest.mark.parametrize("end", [None, START - 2 * DAY])
 def test_a_visit_without_a_valid_end_may_go_on(end: dt.datetime | None) -> None:
-    rows, counts = cleaned(visit(end), event(START + 40 * DAY), event(START - 2 * DAY))
+    rows, counts = cleaned_person(visit(end), event(START + 40 * DAY), event(START - 2 * DAY))
     assert of_code(rows) == [(START - 2 * DAY, None), (START + 40 * DAY, 7)]
     assert counts["outside_visit"] == 1
 
@@ -67,7 +57,7 @@ def test_a_visit_without_a_valid_end_may_go_on(end: dt.datetime | None) -> None:
 def test_a_row_that_lost_its_visit_is_not_said_twice() -> None:
     far = END + 30 * DAY
     other = {**visit(far, far - DAY), "encounter_id": 8}
-    rows, counts = cleaned(visit(), other, event(far), {**event(far), "encounter_id": 8})
+    rows, counts = cleaned_person(visit(), other, event(far), {**event(far), "encounter_id": 8})
     assert of_code(rows) == [(far, 8)]
     assert counts["duplicates"] == 1
 
@@ -85,14 +75,14 @@ REPORTED = [  # first and last day on which it began, when it was known
 def test_what_began_before_its_visit_was_known_by_the_visits_end(
     began: tuple[dt.datetime, dt.datetime | None], known: dt.datetime
 ) -> None:
-    rows, counts = cleaned(visit(), event(began[0], Role.REPORTED, began[1]))
+    rows, counts = cleaned_person(visit(), event(began[0], Role.REPORTED, began[1]))
     assert of_code(rows) == [(known, 7)]
     assert counts["began_before"] == (known == END)
 
 
 def test_without_a_visit_it_was_known_when_it_had_begun() -> None:
     row = event(dt.datetime(2009, 1, 1), Role.REPORTED, dt.datetime(2009, 12, 31))
-    rows, counts = cleaned({**row, "encounter_id": None}, {**row, "encounter_id": 9, "code": "Y"})
+    rows, counts = cleaned_person({**row, "encounter_id": None}, {**row, "encounter_id": 9, "code": "Y"})
     assert of_code(rows) == of_code(rows, "Y") == [(dt.datetime(2009, 12, 31, 23, 59, 59), None)]
     assert not counts["began_before"]
 
@@ -103,7 +93,7 @@ TIMES = st.builds(lambda days, hours: START + days * DAY + hours * dt.timedelta(
 @given(st.lists(st.tuples(TIMES, st.none() | TIMES), min_size=1, max_size=3), TIMES)
 @settings(max_examples=100, deadline=None)
 def test_bounds_beside_plain_dates(spans: list[tuple[dt.datetime, dt.datetime | None]], time: dt.datetime) -> None:
-    rows, _ = cleaned(*(visit(end, start) for start, end in spans), event(time))
+    rows, _ = cleaned_person(*(visit(end, start) for start, end in spans), event(time))
 
     def late(time: dt.datetime) -> dt.datetime:
         return time + DAY - SECOND if time.time() == dt.time(0) else time

@@ -1,6 +1,5 @@
 """One invented hospital told as OMOP, FHIR, Synthea and a flat table gives one cohort, which plain loops count too."""
 
-import csv
 import datetime as dt
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -215,17 +214,7 @@ def as_synthea(people: Sequence[Patient], folder: Path) -> Path:
         "immunizations": rows("DATE", "vaccine"),
         "observations": rows("DATE", "crp"),
     }
-    folder.mkdir(parents=True)
-    for name, rows_ in tables.items():
-        write_table(folder / f"{name}.csv", rows_)
-    return folder
-
-
-def write_table(path: Path, rows: list[dict[str, Any]]) -> None:
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    return write_csv(tables, folder)
 
 
 def as_fhir(people: Sequence[Patient], folder: Path) -> Path:
@@ -308,8 +297,7 @@ def as_csv(people: Sequence[Patient], folder: Path) -> Path:
         }
         for p, e, f in told_of(people, *KINDS)
     ]
-    folder.mkdir(parents=True)
-    write_table(folder / "hospital.csv", rows)
+    write_csv({"hospital": rows}, folder)
     (folder / "map.yaml").write_text(MAP)
     return folder / "hospital.csv"
 

@@ -15,16 +15,13 @@ from ehrsequencing.readers.omop import import_omop
 from ehrsequencing.readers.rows import Left, Role
 from ehrsequencing.readers.synthea import import_synthea
 from ehrsequencing.records.meds import MedsReader
-from helpers.cleaning import clean_rows
+from helpers.cleaning import DAY, PERSON, SECOND, Row, clean_rows, times_of_codes
 from helpers.meds import meds_rows
 from helpers.omop import write_csv
 
-Row = dict[str, Any]
-DAY, SECOND = dt.timedelta(days=1), dt.timedelta(seconds=1)
 IN, OUT = dt.datetime(2015, 1, 2, 10), dt.datetime(2015, 1, 7, 14, 30)
 LAST_DAY = dt.datetime(2015, 1, 7)
 END_OF_DAY = LAST_DAY + DAY - SECOND
-PERSON: Row = {"role": Role.PERSON, "time": dt.datetime(1950, 1, 1), "code": "MEDS_BIRTH"}
 DEATH: Row = {"role": Role.DEATH, "time": LAST_DAY, "code": "MEDS_DEATH"}
 
 
@@ -38,15 +35,6 @@ def part(start: dt.datetime, end: dt.datetime | None, code: str = "STAY", visit:
 
 def event(time: dt.datetime, code: str = "X") -> Row:
     return {"role": Role.EVENT, "time": time, "code": code}
-
-
-def cleaned(*rows: Row) -> tuple[dict[str, list[dt.datetime]], Counter[str]]:
-    """Times of each code of one person after the cleaning rules, and what was counted."""
-    made, counts = clean_rows([{"subject_id": 1, **row} for row in [PERSON, *rows]])
-    times: dict[str, list[dt.datetime]] = {}
-    for row in made.to_pylist():
-        times.setdefault(row["code"], []).append(row["time"])
-    return times, counts
 
 
 SHORT = dt.datetime(2015, 1, 7, 9)
@@ -71,23 +59,20 @@ AT_NIGHT: dict[str, list[Row]] = {
 }
 
 
-@pytest.mark.parametrize("rows", AT_DISCHARGE.values(), ids=AT_DISCHARGE)
-def test_a_death_by_day_stands_at_the_end_of_the_stay(rows: list[Row]) -> None:
-    times, counts = cleaned(*rows, DEATH, event(LAST_DAY, "BY_DAY"))
-    assert times["MEDS_DEATH"] == times["BY_DAY"] == [OUT]
-    assert counts["death_at_discharge"] == 1
+BY_DAY = {name: (rows, OUT) for name, rows in AT_DISCHARGE.items()}
+BY_DAY |= {name: (rows, END_OF_DAY) for name, rows in AT_NIGHT.items()}
 
 
-@pytest.mark.parametrize("rows", AT_NIGHT.values(), ids=AT_NIGHT)
-def test_else_it_stays_at_the_end_of_the_day(rows: list[Row]) -> None:
-    times, counts = cleaned(*rows, DEATH, event(LAST_DAY, "BY_DAY"))
-    assert times["MEDS_DEATH"] == times["BY_DAY"] == [END_OF_DAY]
-    assert not counts["death_at_discharge"]
+@pytest.mark.parametrize(("rows", "died"), BY_DAY.values(), ids=BY_DAY)
+def test_a_death_by_day_stands_at_the_end_of_the_stay_or_of_the_day(rows: list[Row], died: dt.datetime) -> None:
+    times, counts = times_of_codes(*rows, DEATH, event(LAST_DAY, "BY_DAY"))
+    assert times["MEDS_DEATH"] == times["BY_DAY"] == [died]
+    assert counts["death_at_discharge"] == (died == OUT)
 
 
 def test_a_death_with_a_clock_is_believed() -> None:
     at_noon = LAST_DAY + DAY / 2
-    times, counts = cleaned(stay(), {**DEATH, "time": at_noon}, event(LAST_DAY, "BY_DAY"), event(OUT))
+    times, counts = times_of_codes(stay(), {**DEATH, "time": at_noon}, event(LAST_DAY, "BY_DAY"), event(OUT))
     assert (times["MEDS_DEATH"], times["BY_DAY"], times["X"]) == ([at_noon], [at_noon], [OUT])
     assert not counts["death_at_discharge"]
 
@@ -143,7 +128,7 @@ STATED: dict[str, tuple[list[Row], list[dt.datetime]]] = {
 
 @pytest.mark.parametrize(("rows", "died"), STATED.values(), ids=STATED)
 def test_a_stay_that_ended_by_death_is_one(rows: list[Row], died: list[dt.datetime]) -> None:
-    times, counts = cleaned(*rows, event(IN - DAY))
+    times, counts = times_of_codes(*rows, event(IN - DAY))
     assert times.get("MEDS_DEATH", []) == died
     assert counts["stated_death"] == (died in ([OUT], [OUT + DAY], [END_OF_DAY]))
     assert not counts["two_deaths"]
@@ -153,7 +138,7 @@ def test_parts_of_a_stay() -> None:
     nested = [part(IN + DAY, OUT, "ICU"), part(IN + 2 * DAY, OUT - DAY, "ICU"), part(IN + 3 * DAY, OUT, "ICU")]
     rows = [stay(), part(IN, IN + DAY), part(IN + DAY, OUT), part(IN, IN + DAY / 2, "ER"), *nested, nested[0]]
     alone = [part(IN, OUT, "STAY", 99), part(OUT + DAY, OUT + 2 * DAY, "ICU")]
-    times, counts = cleaned(*rows, *alone)
+    times, counts = times_of_codes(*rows, *alone)
     assert times["STAY"] == [IN, IN]  # a part of no visit is a whole
     assert times["STAY//PART//END"] == [IN + DAY, OUT]
     assert times["ER"] == [IN]
@@ -174,7 +159,7 @@ BILLS: list[tuple[Row, dt.datetime, dt.datetime]] = [
 
 @pytest.mark.parametrize(("visit", "written", "known"), BILLS)
 def test_a_bill_is_known_at_the_end_of_a_long_stay(visit: Row, written: dt.datetime, known: dt.datetime) -> None:
-    times, counts = cleaned(visit, {**event(written), "role": Role.BILLED, "encounter_id": 7})
+    times, counts = times_of_codes(visit, {**event(written), "role": Role.BILLED, "encounter_id": 7})
     assert times["X"] == [known]
     assert counts["billed"] == (known == OUT)
 

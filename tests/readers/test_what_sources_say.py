@@ -9,36 +9,26 @@ import pytest
 from ehrsequencing.readers.fhir import import_fhir
 from ehrsequencing.readers.omop import import_omop
 from ehrsequencing.readers.rows import Left, Role
-from helpers.cleaning import clean_rows
+from helpers.cleaning import DAY, Row, times_of_codes
 from helpers.fhir import of, refer, write_ndjson
 from helpers.meds import meds_rows
 from helpers.omop import write_csv
 
-Row = dict[str, Any]
-DAY, HOUR = dt.timedelta(days=1), dt.timedelta(hours=1)
+HOUR = dt.timedelta(hours=1)
 IN, OUT = dt.datetime(2015, 1, 2, 10), dt.datetime(2015, 1, 6, 11)
-PERSON = {"subject_id": 1, "role": Role.PERSON, "time": dt.datetime(1950, 1, 1), "code": "MEDS_BIRTH"}
 
 
 def stay(start: dt.datetime = IN, end: dt.datetime | None = OUT, visit: int = 7, **more: Any) -> Row:
-    row = {"subject_id": 1, "role": Role.VISIT, "time": start, "end": end, "code": "V", "encounter_id": visit}
+    row = {"role": Role.VISIT, "time": start, "end": end, "code": "V", "encounter_id": visit}
     return row | {"inpatient": True, "acute": True, "site": "a"} | more
 
 
 def seen(time: dt.datetime, visit: int | None = None) -> Row:
-    return {"subject_id": 1, "role": Role.EVENT, "time": time, "code": "LAB", "encounter_id": visit}
+    return {"role": Role.EVENT, "time": time, "code": "LAB", "encounter_id": visit}
 
 
 def death(time: dt.datetime | None, end: dt.datetime | None = None) -> Row:
-    return {"subject_id": 1, "role": Role.DEATH, "time": time, "end": end, "code": "MEDS_DEATH"}
-
-
-def read(*rows: Row) -> tuple[dict[str, list[dt.datetime | None]], Any]:
-    table, counts = clean_rows([PERSON, *rows])
-    out: dict[str, list[dt.datetime | None]] = {}
-    for row in table.to_pylist():
-        out.setdefault(row["code"], []).append(row["time"])
-    return out, counts
+    return {"role": Role.DEATH, "time": time, "end": end, "code": "MEDS_DEATH"}
 
 
 MOVED, STILL, HOME = {"left": Left.MOVED}, {"left": Left.STILL}, {"left": Left.ALIVE}
@@ -94,7 +84,7 @@ STAYS: dict[str, tuple[list[Row], dict[str, list[dt.datetime]]]] = {
 
 @pytest.mark.parametrize(("rows", "marks"), STAYS.values(), ids=STAYS)
 def test_an_end_of_a_stay_is_what_its_source_says(rows: list[Row], marks: dict[str, list[dt.datetime]]) -> None:
-    times, counts = read(*rows)
+    times, counts = times_of_codes(*rows)
     assert {code: at for code, at in times.items() if code.startswith(("STAY_", "V//END"))} == marks or not marks
     assert not (not marks and any(code.startswith("STAY_") for code in times))
     assert len(times["V"]) == len([row for row in rows if row["role"] == Role.VISIT]), "stays stay as they are"
@@ -124,7 +114,7 @@ DEATHS: dict[str, tuple[list[Row], list[dt.datetime | None]]] = {
 
 @pytest.mark.parametrize(("rows", "times"), DEATHS.values(), ids=DEATHS)
 def test_the_more_precise_death_counts(rows: list[Row], times: list[dt.datetime | None]) -> None:
-    assert read(*rows)[0]["MEDS_DEATH"] == times
+    assert times_of_codes(*rows)[0]["MEDS_DEATH"] == times
 
 
 def test_a_death_of_a_year_is_not_after_the_draw_and_not_before_the_last_sign(tmp_path: Path) -> None:
@@ -167,7 +157,7 @@ def test_a_table_of_deaths_that_all_gave_way_is_not_lost(tmp_path: Path) -> None
 
 
 def test_deaths_that_contradict_one_another_are_counted() -> None:
-    times, counts = read(seen(IN), death(*YEAR), death(dt.datetime(2013, 5, 4, 3)))
+    times, counts = times_of_codes(seen(IN), death(*YEAR), death(dt.datetime(2013, 5, 4, 3)))
     assert counts["death_conflict"] == 1
     assert times["MEDS_DEATH"] == [dt.datetime(2013, 5, 4, 3)]
 

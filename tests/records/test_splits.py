@@ -150,15 +150,17 @@ def test_a_code_of_several_rows_has_the_parents_of_all(tmp_path: Path) -> None:
     assert parents_of(tmp_path, ["A", "A", "A"], pa.array([["X"], ["Y", "X"], None])) == {"A": ["X", "Y"]}
 
 
-@pytest.mark.parametrize("parents", [pa.array([1, 2]), pa.array([[1], [2]])])
-def test_parents_that_are_no_codes_are_refused(tmp_path: Path, parents: pa.Array) -> None:
-    with pytest.raises(EhrseqError, match="column 'parent_codes' has type"):
-        parents_of(tmp_path, ["A", "B"], parents)
-
-
-def test_codes_that_are_no_text_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(EhrseqError, match="column 'code' has type int64"):
-        parents_of(tmp_path, [1, 2], pa.nulls(2))
+@pytest.mark.parametrize(
+    ("codes", "parents", "says"),
+    [
+        (["A", "B"], pa.array([1, 2]), "column 'parent_codes' has type"),
+        (["A", "B"], pa.array([[1], [2]]), "column 'parent_codes' has type"),
+        ([1, 2], pa.nulls(2), "column 'code' has type int64"),
+    ],
+)
+def test_what_is_no_code_is_refused(tmp_path: Path, codes: list[Any], parents: pa.Array, says: str) -> None:
+    with pytest.raises(EhrseqError, match=says):
+        parents_of(tmp_path, codes, parents)
 
 
 def test_two_tasks_of_one_name_are_refused(folders: Path, tmp_path: Path) -> None:

@@ -86,17 +86,23 @@ def days_of(day: Sequence[int], rows: Sequence[int], leaving: Sequence[int], bir
     return DayCounts(np.array(day), np.array(rows), of, none, np.array(leaving), day[-1] * DAY_US, 0, 0)
 
 
-def test_what_is_not_late() -> None:
-    century = 36_525
-    lone = days_of([0, 10, century], [500, 500, 1], [50, 49, 1])
-    assert find_late_rows(lone) is not None
-    assert find_late_rows(days_of([0, 10, century], [500, 500, 11], [50, 49, 1])) is None, "more than 1 % of the rows"
-    assert find_late_rows(days_of([0, 10, century], [500, 500, 6], [50, 44, 6])) is None, "more than 5 % of the people"
-    assert find_late_rows(days_of([0, 10, 3_000], [500, 500, 1], [49, 49, 1])) is None, "few people, under ten years"
-    assert find_late_rows(days_of([0, 10, 3_000], [500, 500, 1], [150, 49, 1])) is not None
-    assert find_late_rows(days_of([0, 10, 370], [500, 500, 1], [150, 49, 1])) is None, "under a year"
-    assert find_late_rows(days_of([0, 13_000, century + 10_000], [500, 500, 1], [150, 49, 1])) is None, "gaps are usual"
-    assert find_late_rows(days_of([0, 10, century], [50, 50, 1], [5, 3, 1])) is None, "too few people to tell"
+CENTURY = 36_525
+LATE_OR_NOT: dict[str, tuple[list[int], list[int], list[int], bool]] = {  # days, rows and people's last rows of each
+    "a lone row": ([0, 10, CENTURY], [500, 500, 1], [50, 49, 1], True),
+    "more than 1 % of the rows": ([0, 10, CENTURY], [500, 500, 11], [50, 49, 1], False),
+    "more than 5 % of the people": ([0, 10, CENTURY], [500, 500, 6], [50, 44, 6], False),
+    "few people, under ten years": ([0, 10, 3_000], [500, 500, 1], [49, 49, 1], False),
+    "many people, under ten years": ([0, 10, 3_000], [500, 500, 1], [150, 49, 1], True),
+    "under a year": ([0, 10, 370], [500, 500, 1], [150, 49, 1], False),
+    "gaps are usual": ([0, 13_000, CENTURY + 10_000], [500, 500, 1], [150, 49, 1], False),
+    "too few people to tell": ([0, 10, CENTURY], [50, 50, 1], [5, 3, 1], False),
+}
+
+
+@pytest.mark.parametrize("case", LATE_OR_NOT)
+def test_what_is_late(case: str) -> None:
+    *counts, is_late = LATE_OR_NOT[case]
+    assert (find_late_rows(days_of(*counts)) is not None) == is_late
 
 
 def test_an_early_stray_row_hides_no_late_one() -> None:

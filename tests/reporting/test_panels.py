@@ -13,7 +13,7 @@ from ehrsequencing.reporting.scores import Scores, declared
 from ehrsequencing.reporting.terminal import metric_lines
 from ehrsequencing.results.redaction import redact
 from ehrsequencing.results.result_types import place_of
-from helpers.metrics_json import MODELS, WIDE, YEAR, complete, example
+from helpers.recorded import MODELS, YEAR, bare, recorded
 from helpers.report_page import Page, svgs
 
 
@@ -71,7 +71,7 @@ def test_strongest_baseline_is_the_one_named_everywhere_and_never_the_truth() ->
 
 
 def test_the_page_and_the_terminal_tell_the_likelihood_of_every_model() -> None:
-    metrics = complete(**WIDE)
+    metrics = recorded("wide")
     rivals, landmark = MODELS[1:], metrics["landmarks_days"][0]
     metrics["strongest"] = rivals[1]
     metrics["metrics"] = [row for row in metrics["metrics"] if row["metric"] != "nll"]
@@ -100,7 +100,7 @@ def test_the_page_and_the_terminal_tell_the_likelihood_of_every_model() -> None:
 
 
 def test_parts_may_be_empty_and_undefined() -> None:
-    metrics = complete(subjects=3000, **WIDE)
+    metrics = recorded("wide")
     for row in metrics["smooth_calibration"]:
         row.update(low=[None] * len(row["low"]), high=[None] * len(row["high"]))
     for row in metrics["decision"]:
@@ -120,7 +120,7 @@ def test_parts_may_be_empty_and_undefined() -> None:
 
 
 def test_metrics_of_small_subgroups_are_not_shown() -> None:
-    metrics = complete(subjects=2000, **WIDE)
+    metrics = recorded("wide")
     rows = tables.subgroup_rows(metrics)
     enough = {(r["landmark_days"], r["group"], r["level"]): enough_people(r["events"], r["n"]) for r in rows}
     assert set(enough.values()) == {True, False}
@@ -132,9 +132,9 @@ def test_metrics_of_small_subgroups_are_not_shown() -> None:
                 assert (level["auc"].value is not None) <= enough[landmark, group, level["name"]]
 
 
-@pytest.mark.parametrize("subjects", [700, 5000])
-def test_decision_curves_stop_before_few_are_left(subjects: int) -> None:
-    metrics = complete(subjects=subjects)
+@pytest.mark.parametrize("share", [0.4, 1.0])
+def test_decision_curves_stop_before_few_are_left(share: float) -> None:
+    metrics = recorded(share=share)
     exact_rows = {(row["model"], place_of(row)): row for row in metrics["decision"]}
     redacted = redact(metrics)["decision"]
     assert redacted
@@ -148,9 +148,9 @@ def test_decision_curves_stop_before_few_are_left(subjects: int) -> None:
 
 
 def test_every_section_and_curve_says_how_many() -> None:
-    html = render(complete(subjects=9000, **WIDE))
+    html = render(recorded("wide"))
     captions = re.findall(r"<figcaption>(.*?)</figcaption>", html, flags=re.DOTALL)
-    place = [caption for caption in captions if "after the index" in caption]
+    place = [caption for caption in captions if "the index, by" in caption]
     assert len(place) > 20
     assert all("n\u00a0" in caption for caption in place)
     for svg in svgs(html):
@@ -159,14 +159,15 @@ def test_every_section_and_curve_says_how_many() -> None:
 
 
 def test_terminal_is_short_and_names_the_difference() -> None:
-    metrics = complete(**WIDE)
+    metrics = recorded("wide")
     lines = metric_lines(metrics)
-    (at,) = (k for k, line in enumerate(lines) if line.startswith(f"against {MODELS[1]}; no verdict"))
-    assert re.match(r"  C +.0\.\d{3} \(.0\.\d{3} to .0\.\d{3}\)$", lines[at + 1])
-    assert not [line for line in lines if line.startswith("transplant within")]
+    start = f"against {MODELS[1]}, the strongest baseline; no verdict"
+    (at,) = (k for k, line in enumerate(lines) if line.startswith(start))
+    assert re.match(r"  C +.0\.\d{3} \(.0\.\d{3} to .0\.\d{3}\), 116 with the event$", lines[at + 2])
+    assert not [line for line in lines if line.startswith("death within")]
     assert len(lines) <= 15
     assert max(map(len, lines)) <= 100
-    assert not [line for line in metric_lines(example(**WIDE)) if "against" in line]
+    assert not [line for line in metric_lines(bare(recorded("wide"))) if "against" in line]
 
 
 def rare_outcomes() -> dict[str, Any]:

@@ -8,11 +8,11 @@ import pytest
 
 from ehrsequencing.core.files import Page, Shareable, write_shareable
 from ehrsequencing.results.redaction import redact, redact_audit, redact_rows
-from helpers.metrics_json import complete
+from helpers.recorded import recorded
 
 
 def test_only_redacted_content_is_written(tmp_path: Path) -> None:
-    exact = complete()
+    exact = recorded()
     refused: tuple[Any, ...] = (exact, dict(redact(exact)), "<p>a page</p>", [1], None)
     for content in refused:
         with pytest.raises(TypeError, match="redacted"):
@@ -66,7 +66,7 @@ def test_counts_of_an_audit_are_rounded() -> None:
     ("had", "is_shown"), [({"outcome": 11, "death": 0}, True), ({"outcome": 10, "death": 9}, False)]
 )
 def test_a_likelihood_of_tuning_people_needs_eleven_with_an_event(had: dict[str, int], is_shown: bool) -> None:
-    exact = complete() | {
+    exact = recorded() | {
         "baselines": [{"model": "Cox", "tuning_nll": 1.5}],
     }
     exact["events"]["tuning"] = {"censored": 400, **had}
@@ -78,7 +78,7 @@ def test_a_likelihood_of_tuning_people_needs_eleven_with_an_event(had: dict[str,
 
 
 def test_settings_name_files_without_their_folders() -> None:
-    exact = complete()
+    exact = recorded()
     exact["config"]["evaluation"] = {"tripod": "/home/somebody/answers.yaml"}
     exact["task"]["index"]["file"] = "/data/site/index.csv"
     shared = redact(exact)
@@ -87,7 +87,7 @@ def test_settings_name_files_without_their_folders() -> None:
 
 
 def test_a_share_of_prediction_times_is_of_eleven_people_or_more() -> None:
-    exact = complete()
+    exact = recorded()
     row = exact["inputs"]["by_split"]["held_out"]
     row["unknown_age_rate"] = 0.607  # the prediction times of one frequent visitor
     row["people"]["unknown_age_rate"] = [1, 300]

@@ -11,11 +11,10 @@ from ehrsequencing.config.task import IndexConfig
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.readers.fhir import read_bundle
 from ehrsequencing.serve.predictor import Predictor
-from helpers.serve import Client, Reply, as_json, running
+from helpers.serve import HOOK, Client, Reply, as_json, running
 
 PATIENT = {"resourceType": "Patient", "id": "p-1", "birthDate": "1950-03-01", "gender": "male"}
 ABOUT = {"subject": {"reference": "Patient/p-1"}, "encounter": {"reference": "Encounter/e-1"}}
-HOOK = "/cds-services/ehrsequencing-risk"
 TODAY = [datetime(2021, 7, 1, 12)]  # of the server's clock, 30 days after the newest visit
 
 

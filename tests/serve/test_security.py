@@ -4,7 +4,6 @@ import json
 import logging
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,13 +20,10 @@ from ehrsequencing.serve.predictor import Limits, Predictor
 from ehrsequencing.serve.schemas import PROBLEM_TYPE
 from ehrsequencing.serve.security import Access, access_to
 from helpers.command_line import ehrseq
-from helpers.serve import Client, Reply, running, small_limits
+from helpers.serve import HOOK, ROW, TOKEN, Client, Reply, running, small_limits
 
-TOKEN = "correct horse battery staple"
 PRIVATE = "ZEBRA-4711"
 HEAD = f"POST /predict HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n"
-HOOK = "/cds-services/ehrsequencing-risk"
-ROW = {"time": "2020-01-01T10:00:00", "code": "ENROLLMENT"}
 
 
 @pytest.fixture(scope="module")
@@ -177,34 +173,6 @@ def test_connections_that_ask_nothing_are_closed(sim_run: Path) -> None:
         patient = {"resourceType": "Patient", "id": "\ud800"}
         request = {"hook": "patient-view", "hookInstance": "7", "context": {}, "prefetch": {"patient": patient}}
         assert is_problem(client.ask("POST", HOOK, request), 422)
-
-
-def test_too_many_waiting_requests_are_told_to_come_back(sim_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    predictor = Predictor(Run(sim_run), limits=small_limits(waiting=1, seconds=1.0))
-    go, answer = threading.Event(), predictor.answer
-
-    def slow(*given: Any, **more: Any) -> Any:
-        go.wait(20)
-        return answer(*given, **more)
-
-    monkeypatch.setattr(predictor, "answer", slow)
-    with running(predictor) as client:
-        replies: list[Reply] = []
-
-        def ask_once() -> None:
-            replies.append(client.ask("POST", "/predict", {"rows": [ROW]}))
-
-        asks = [threading.Thread(target=ask_once) for _ in range(4)]
-        for ask in asks:
-            ask.start()
-            time.sleep(0.1)
-        for ask in asks:
-            ask.join()
-        assert client.ask("GET", "/health").status == 200  # the model is busy, the server is not
-        go.set()
-    assert [reply.status for reply in replies] == [503] * 4
-    assert {reply.json["detail"] for reply in replies} == {"the server is busy", "the answer took too long"}
-    assert "retry-after" in [name for reply in replies for name in reply.headers]
 
 
 # ---- what errors say ---------------------------------------------------------------------------------------------

@@ -10,8 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from pydantic import ValidationError
 
-from ehrsequencing.config import load_study, load_task
+from ehrsequencing.config import load_study, load_task, read_settings, validated
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.simulate import SimulationConfig, simulate
 from ehrsequencing.simulate.dataset import split_of
@@ -247,3 +249,35 @@ def test_by_default_only_the_held_out_have_a_truth(data: Path, tmp_path: Path) -
     # No subject is followed beyond five years, so that no such horizon is asked for.
     assert set(truth["horizon_days"].to_pylist()) == {90, YEAR, 2 * YEAR}
     assert yaml.safe_load((tmp_path / "out" / "task.yaml").read_text())["horizons"] == ["90d", "1y", "2y"]
+
+
+# ---- the knobs: what is no number is refused by name, and zero is a world like any other -----------------------------
+
+
+KNOBS = {name: field for name, field in SimulationConfig.model_fields.items() if field.annotation is not bool}
+QUICK = {"truth_futures": 4, "follow_up_min_years": 2.0, "follow_up_max_years": 3.0}
+
+
+@pytest.mark.parametrize("value", [".nan", ".inf", "-.inf"])
+@pytest.mark.parametrize("knob", KNOBS)
+def test_what_is_no_number_is_refused_by_name(knob: str, value: str) -> None:
+    with pytest.raises(EhrseqError, match=f"settings: {knob}: .*finite number"):
+        validated(SimulationConfig, read_settings(None, [f"{knob}={value}"]), where="settings")
+
+
+EFFECTS = [(knob, end) for knob in KNOBS if knob.endswith("_effect") for end in ("ge", "le")]
+
+
+@pytest.mark.parametrize(
+    ("effect", "end"), [pytest.param(*one, marks=[pytest.mark.slow] * (n % 5 > 0)) for n, one in enumerate(EFFECTS)]
+)
+def test_the_largest_effects_overflow_nowhere_and_larger_ones_are_refused(
+    effect: str, end: str, tmp_path: Path
+) -> None:
+    """Warnings are errors here: an overflow would be one."""
+    bound = next(getattr(at, end) for at in KNOBS[effect].metadata if hasattr(at, end))
+    with pytest.raises(ValidationError, match=effect):
+        SimulationConfig.model_validate({effect: 1.001 * bound})
+    config = SimulationConfig.model_validate({**QUICK, effect: bound})
+    simulate(tmp_path / "out", subjects=20, seed=0, truth="all", config=config)
+    assert np.isfinite(pq.read_table(tmp_path / "out" / "truth.parquet")["risk"].to_numpy()).all()

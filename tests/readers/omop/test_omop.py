@@ -5,15 +5,18 @@ import gzip
 import json
 import sqlite3
 import sys
+import traceback
 from collections.abc import Callable
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import HealthCheck, example, given, settings, strategies as st
 from meds import schema as meds
 
 from ehrsequencing.core.errors import EhrseqError
@@ -28,18 +31,12 @@ from helpers.omop import (
     write_parquet,
     write_postgres,
 )
+from helpers.settings import examples
 
 pytest.importorskip("ibis", reason="needs the extra omop")
 
-import traceback
-from urllib.parse import quote
-
-import pytest
-from hypothesis import HealthCheck, example, given, settings, strategies as st
-
 from ehrsequencing.readers.omop.database import connect
 from ehrsequencing.readers.omop.reader import import_omop
-from helpers.settings import examples
 
 
 @pytest.fixture(scope="module")
@@ -297,9 +294,6 @@ def test_units_have_names_without_a_vocabulary_and_one_number_of_two_people_is_s
 
 
 # ---- A password in the URL of a database never reaches a message, a traceback or a file ----
-
-
-pytest.importorskip("ibis", reason="needs the extra omop")
 
 
 # A core that stands in no message, between characters that break parsers.

@@ -10,12 +10,19 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+from ehrsequencing.audit.data import AuditData
+from ehrsequencing.audit.people import pretraining
 from ehrsequencing.cli.app import app
-from ehrsequencing.config import load_study
+from ehrsequencing.config import OutcomesConfig, TaskConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.evaluation.repeated_splits import repeated_splits
+from ehrsequencing.prediction.run import Run
+from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRows, Timelines
+from ehrsequencing.training.pretraining import pretrain as pretrain_room
 from ehrsequencing.training.pretraining.pretrain import Pretrainer
+from ehrsequencing.training.pretraining.targets import excluded_targets
 from ehrsequencing.training.run_folder import subjects_digest
 from ehrsequencing.training.transfer import Pretrained
 from helpers.training import Interrupted, NetworkTrainer as Trainer, raise_at
@@ -128,3 +135,82 @@ def test_what_cannot_be_pretrained_is_refused(sim_prepared: Path, sim_run: Path,
     with pytest.raises(EhrseqError, match="no model to start from"):
         Pretrained(sim_prepared)
     assert Pretrained(sim_run).is_run
+
+
+# ---- for a task with many outcomes: none of them is a target, and the audit says so ----------------------------------
+
+
+MANY = (
+    *("model.dim=16", "model.heads=2", "model.layers=1", "training.grid_bins=4"),
+    *("training.epochs=1", "training.min_steps=2", "training.masked_codes=0", "training.recalibration=0"),
+)
+
+
+@pytest.fixture(scope="module")
+def asked(sim_data: Path, sim_task: TaskConfig, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    """Every A is an outcome; in the second task everything is."""
+    out = tmp_path_factory.mktemp("many") / "set"
+    some, every = (OutcomesConfig(codes=(codes,), min_subjects=10) for codes in ("DX//A*", "*"))
+    tasks = [sim_task.model_copy(update={"outcomes": some})]
+    tasks += [sim_task.model_copy(update={"name": "everything", "outcomes": every})]
+    prepare(sim_data, out, study=load_study(None), tasks=tasks)
+    return Prepared(out)
+
+
+def pretrain_many(asked: Prepared, out: Path, *settings: str, task: str | None = "simulated") -> Path:
+    Pretrainer(asked, out, study=load_study(None, [*MANY, *settings]), task_name=task).fit()
+    return out
+
+
+def train(asked: Prepared, out: Path, init: Path) -> Path:
+    given = [setting for setting in MANY if not setting.startswith("model.")]
+    study = load_study(None, given)
+    Trainer(asked, "simulated", out, study=study, init=Pretrained(init)).fit()
+    return out
+
+
+def audited(run: Path, asked: Prepared) -> Any:
+    return AuditData(Run(run), asked, split="held_out", subjects=5, seed=0)
+
+
+@pytest.fixture(scope="module")
+def source(asked: Prepared, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pretrain_many(asked, tmp_path_factory.mktemp("many") / "source", "pretraining.objectives=[time_to_code]")
+
+
+def test_no_outcome_is_a_target_and_the_audit_follows_the_chain(asked: Prepared, source: Path, tmp_path: Path) -> None:
+    outcomes = asked.outcomes("simulated")
+    assert len(outcomes) > 3
+    left_out = Pretrained(source).manifest["excluded_targets"]
+    assert set(outcomes) <= set(left_out["outcomes"])
+    first = train(asked, tmp_path / "first", source)
+    second = train(asked, tmp_path / "second", first)
+    for run in (first, second):
+        assert pretraining(audited(run, asked)).verdict == "passed"
+    assert Run(second).manifest["init"]["init"]["objectives"]
+    with pytest.raises(EhrseqError, match="hold out subjects whom it saw"):
+        repeated_splits(first, splits=2)
+
+
+@pytest.mark.parametrize("mutant", ["its own outcome alone", "nothing"])
+def test_a_pretraining_that_predicts_outcomes_is_found(
+    mutant: str, asked: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The exclusion as it once was: outcomes beside the task's own were targets."""
+    if mutant == "nothing":
+        source = pretrain_many(asked, tmp_path / "source", task=None)
+    else:
+        none = np.zeros(0, dtype=np.int64)
+        monkeypatch.setattr(
+            pretrain_room, "excluded_targets", lambda *a, **k: excluded_targets(*a, **k) | {"outcomes": none}
+        )
+        source = pretrain_many(asked, tmp_path / "source")
+    second = train(asked, tmp_path / "second", train(asked, tmp_path / "first", source))
+    found = pretraining(audited(second, asked))
+    assert found.verdict == "warning"
+    assert f"the run's {len(asked.outcomes('simulated'))} outcomes" in found.reason
+
+
+def test_where_every_code_is_an_outcome_pretraining_is_refused(asked: Prepared, tmp_path: Path) -> None:
+    with pytest.raises(EhrseqError, match=r"of its outcomes and their relatives.*leave out --task"):
+        pretrain_many(asked, tmp_path / "none", task="everything")

@@ -1,4 +1,4 @@
-"""The last step of training: boldness fixed on the tuning split, as far as it is known, and folded into the head."""
+"""Recalibration: a known miscalibration is undone; as the last step of training it is folded into the head."""
 
 import json
 from pathlib import Path
@@ -7,23 +7,59 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from scipy.optimize import minimize
 from torch import Tensor
 
+from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.config import StudyConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.metrics.hazards import exposure
+from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import load_model
 from ehrsequencing.models.hazards import horizon_nll
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.predictors.recalibration import Labels, Recalibration, fit_recalibration
+from ehrsequencing.predictors import network
+from ehrsequencing.predictors.recalibration import FEWEST, Labels, Recalibration, fit_recalibration
 from ehrsequencing.records.prepared import Prepared
-from helpers.known_hazards import EDGES, log_hazards, world
+from ehrsequencing.records.timelines import TaskRecords
 from helpers.models import make_model
 from helpers.rows import nll_of_rows
 from helpers.strategies import pack, sample_records
 from helpers.training import NetworkTrainer as Trainer
 
+EDGES = (100.0, 400.0)
 Floats = NDArray[np.float64]
+
+
+def world(n: int, *, seed: int) -> tuple[Floats, Floats, NDArray[np.int64], Floats]:
+    """True log-hazards (n, 2, 3) of two causes, and durations, causes and entries drawn from them."""
+    rng = np.random.default_rng(seed)
+    eta = np.log([2e-3, 1e-3])[None, :, None] + rng.normal(0, 0.8, (n, 2, 1)) + rng.normal(0, 0.3, (n, 2, 3))
+    total, entry = np.exp(eta).sum(1), rng.choice([0.0, 30.0], n)
+    left, now, duration = rng.exponential(size=n), entry.copy(), np.full(n, np.inf)
+    for k, stop in enumerate((*EDGES, np.inf)):  # spend the unit exponential bin by bin
+        days = np.where(np.isfinite(stop - now), np.maximum(stop - now, 0), np.inf)
+        ends = np.isinf(duration) & (left < total[:, k] * days)
+        duration[ends] = now[ends] + left[ends] / total[ends, k]
+        left, now = left - total[:, k] * np.minimum(days, 1e12), np.maximum(now, stop)
+    censoring = entry + rng.uniform(50, 1500, n)
+    bins = np.searchsorted(EDGES, duration, side="right")
+    share = np.exp(eta[np.arange(n), 0, bins]) / total[np.arange(n), bins]
+    cause = np.where(duration > censoring, 0, np.where(rng.random(n) < share, 1, 2))
+    return eta, np.minimum(duration, censoring), cause, entry
+
+
+def log_hazards(model: SurvivalModel, records: TaskRecords, *, code_types: NDArray[np.int64] | None = None) -> Floats:
+    """(R, causes, bins) at every prediction time, in the order of the rows."""
+    loader = SubjectLoader.of_model(model.config, records, code_types=code_types)
+    row, eta = network.log_hazards(model, loader, visit_budget=2048)
+    out = np.empty((len(records), *eta.shape[1:]))
+    out[row] = eta
+    return out
+
+
+# ---- the tests ------------------------------------------------------------------------------------------------------
+
 World = tuple[Floats, Floats, NDArray[np.int64], Floats]
 WIDE = 100.0  # a prior that asks for nothing
 ARCHITECTURES = [
@@ -36,7 +72,8 @@ ARCHITECTURES = [
 ]
 
 
-def fit(given: World, *, prior_sd: float, subject: NDArray[np.int64] | None = None) -> Recalibration:
+def fit(given: World, *, prior_sd: float | None = None, subject: NDArray[np.int64] | None = None) -> Recalibration:
+    """Each row is of another person, unless `subject` says otherwise."""
     eta, duration, cause, entry = given
     labels = Labels(duration, cause, entry, np.arange(len(cause)) if subject is None else subject)
     return fit_recalibration(eta, EDGES, labels, prior_sd=prior_sd)
@@ -44,6 +81,84 @@ def fit(given: World, *, prior_sd: float, subject: NDArray[np.int64] | None = No
 
 def fixed(found: Recalibration, eta: Floats) -> Floats:
     return np.asarray(found.intercept + found.slope * eta)
+
+
+def nll(log_hazard: Tensor, labels: list[NDArray[np.generic]]) -> Tensor:
+    duration, cause, entry = (torch.from_numpy(np.asarray(values)) for values in labels)
+    return horizon_nll(log_hazard, EDGES, duration_days=duration, cause=cause, entry_days=entry)
+
+
+def loss(given: World) -> float:
+    eta, *labels = given
+    return float(nll(torch.from_numpy(eta), labels).sum())
+
+
+def test_a_known_miscalibration_is_undone() -> None:
+    eta, *labels = world(20_000, seed=1)
+    a, b = np.array([-1.5, 0.7])[:, None], np.array([0.6, 1.4])[:, None]
+    wrong = (eta - a) / b  # so that a + b · wrong is the truth
+    found = fit((wrong, *labels))
+    np.testing.assert_allclose(found.slope, np.repeat(b, 3, axis=1), rtol=0.06)
+    undone = fixed(found, wrong)
+    assert np.abs((undone - eta).mean(axis=(0, 2))).max() < 0.03
+    assert loss((undone, *labels)) <= loss((eta, *labels)) < loss((wrong, *labels))
+    np.testing.assert_array_equal(found.subjects, np.bincount(labels[1])[1:])
+    right = fit((eta, *labels))
+    np.testing.assert_allclose(right.slope, 1.0, atol=0.06)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_it_is_the_maximum_of_the_models_own_likelihood(seed: int) -> None:
+    """An independent optimiser on `horizon_nll` itself, all causes at once, entries included."""
+    eta, *labels = world(150, seed=seed)
+    eta = 0.5 * eta - 3.0
+    found = fit((eta, *labels))
+
+    def loss_at(x: Floats) -> float:
+        return loss((x[:2, None] + x[2:, None] * eta, *labels))
+
+    own = np.r_[found.intercept[:, 0], found.slope[:, 0]]
+    assert np.ptp(found.intercept, axis=1).max() == np.ptp(found.slope, axis=1).max() == 0  # alike in all bins
+    assert np.abs(found.trend).max() == 0
+    options = {"maxiter": 4000, "xatol": 1e-6}
+    other = minimize(loss_at, np.array([0.0, 0.0, 1.0, 1.0]), method="Nelder-Mead", options=options)
+    assert loss_at(own) <= other.fun + 1e-4
+    for k in range(4):  # and a mutant a little beside it is worse
+        for step in (-0.05, 0.05):
+            assert loss_at(own + step * np.eye(4)[k]) > loss_at(own)
+
+
+def test_few_events_and_equal_hazards_leave_the_slope_alone() -> None:
+    eta, duration, cause, entry = world(300, seed=3)
+    rare = np.where((cause == 2) & (np.cumsum(cause == 2) >= FEWEST), 0, cause)
+    found = fit((eta, duration, rare, entry))
+    assert set(found.intercept[1]) == {0.0}
+    assert set(found.slope[1]) == {1.0}
+    assert found.subjects[1] == FEWEST - 1
+    assert found.slope[0, 0] != 1.0
+    flat = np.full_like(eta, -5.0)
+    found = fit((flat, duration, cause, entry))
+    days = (duration - entry).sum()
+    for e in range(2):
+        assert set(found.slope[e]) == {1.0}
+        assert np.exp(found.intercept[e, 0] - 5.0) == pytest.approx((cause == e + 1).sum() / days)
+
+
+def test_a_recalibrated_predictor_is_a_predictor(sim_run: Path, sim_prepared: Path) -> None:
+    run, records = Run(sim_run), Prepared(sim_prepared).records("simulated", "held_out")
+    plain, a, b = run.predictor.all_hazards(records), np.array([-1.0, 2.0]), np.array([0.5, 1.5])
+    changed = run.predictor.recalibrated(a, b)
+    hazards = changed.all_hazards(records)
+    np.testing.assert_allclose(np.log(hazards), a[:, None] + b[:, None] * np.log(plain))
+    inner, last = changed.edges_days, changed.edges_days[-1] + 100.0
+    spans = np.diff([0.0, *inner, last])
+    survival = np.exp(-np.einsum("rek,k->r", hazards, spans))
+    np.testing.assert_allclose(changed.risk(records, [last]).sum(axis=(1, 2)) + survival, 1.0, atol=1e-6)
+    twice = changed.recalibrated(-a / b, 1 / b)
+    np.testing.assert_allclose(twice.all_hazards(records), plain)
+
+
+# ---- the last step of training: bin by bin, as far as it is known, and folded into the head --------------------------
 
 
 def test_a_known_miscalibration_is_undone_bin_by_bin() -> None:
@@ -62,11 +177,6 @@ def test_a_known_miscalibration_is_undone_bin_by_bin() -> None:
     np.testing.assert_array_equal(found.subjects, np.bincount(labels[1])[1:])
     right = fit((eta, *labels), prior_sd=WIDE)
     np.testing.assert_allclose(right.slope, 1.0, atol=0.06)
-
-
-def nll(log_hazard: Tensor, labels: list[NDArray[np.generic]]) -> Tensor:
-    duration, cause, entry = (torch.from_numpy(np.asarray(values)) for values in labels)
-    return horizon_nll(log_hazard, EDGES, duration_days=duration, cause=cause, entry_days=entry)
 
 
 def reference(given: World, subject: NDArray[np.int64], *, prior_sd: float) -> Floats:
