@@ -289,7 +289,10 @@ class Blend(Predictor):
         # of features with a cut, and the part of time
         columns = int((np.diff(cut_offsets) > 0).sum()) + 1
         _require_places(arrays, columns, len(features), folder)
-        weights, of_two = (_weights(text[name]) for name in ("weights", "stacked"))
+        weights, of_two = (
+            BlendWeights(*(np.array(text[shares][name]) for name in _OF_WEIGHTS))
+            for shares in ("weights", "stacked")
+        )
         base = arrays["boosted.base"]
         trees = [
             Trees(*(arrays[f"boosted.trees.{e}.{name}"] for name in _OF_TREES))
@@ -322,10 +325,6 @@ _OF_COX = ("mean", "scale", "beta", "base", "bounds")
 _OF_DESIGN = ("used", "fill", "low", "high", "marked")
 _OF_WEIGHTS = ("value", "low", "high")
 _CORRECTION = ("correction.intercept", "correction.slope")
-
-
-def _weights(saved: dict[str, Any]) -> BlendWeights:
-    return BlendWeights(*(np.array(saved[name]) for name in _OF_WEIGHTS))
 
 
 def _require_places(
