@@ -53,9 +53,8 @@ def steps(one: Trainer) -> dict[str, Ints]:
 
 def step_sums(one: Trainer, subjects: Ints) -> dict[str, Tensor]:
     """Gradients, loss and number of prediction times of one step, over all processes."""
-    one.training.begin_step(TrainingState())
     step = one.loader.collate(one.processes.share(subjects))
-    loss, count = one.training.add_gradients(step), torch.tensor(float(len(step.rows)))
+    loss, count = one.training.set_gradients(TrainingState(), step), torch.tensor(float(len(step.rows)))
     if one.processes.several:
         loss, count = one.training.sum_over_processes(loss, count)
     gradients = {name: p.grad.clone() for name, p in one.model.named_parameters() if p.grad is not None}

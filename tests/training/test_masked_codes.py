@@ -172,8 +172,7 @@ def test_the_run_keeps_the_model_alone(sim_prepared: Path, tmp_path: Path) -> No
 def hazards_gradients(trainer: Trainer) -> list[Tensor | None]:
     """What the hazards' optimiser would be given in the first step."""
     steps = trainer.loader.shuffled(0, seed=0, visit_budget=trainer.training.visit_budget, most_subjects=8)
-    trainer.training.begin_step(TrainingState())
-    trainer.training.add_gradients(trainer.loader.collate(steps[0]))
+    trainer.training.set_gradients(TrainingState(), trainer.loader.collate(steps[0]))
     return [None if p.grad is None else p.grad.clone() for p in trainer.model.parameters()]
 
 

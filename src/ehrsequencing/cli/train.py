@@ -87,11 +87,12 @@ def train(
 
 def kept_epochs(run: Path) -> tuple[list[str], dict[str, Any]]:
     """Which epoch a finished run kept and why, one line per model; and the same as facts for `--json`."""
+    from ehrsequencing.config import load_study
     from ehrsequencing.core.files import read_json_lines
     from ehrsequencing.core.outputs import HISTORY, RUN, read_manifest
-    from ehrsequencing.prediction.run import Run
 
-    manifest, training = read_manifest(run, what=RUN.what, verify=False), Run(run).study.training
+    manifest = read_manifest(run, what=RUN.what, verify=False)
+    training = load_study(run / "config.yaml", is_of_run=True).training
     history, members = read_json_lines(run / HISTORY), manifest.get("members")
     lines, facts = [], []
     for number, member in enumerate(members or [manifest], start=1):

@@ -85,7 +85,14 @@ class CodeEmbedding(nn.Module):
         Raises:
             EhrseqError: A token id outside the vocabulary, or types that the model wants and the batch lacks.
         """
-        self._check_ids(batch.host.codes)
+        size = self.table.num_embeddings
+        for ids in (batch.host.codes, batch.host.static_codes):
+            if len(ids) and int(ids.max()) >= size:
+                raise EhrseqError(
+                    f"holds token ids outside the model's vocabulary of {size}",
+                    where="VisitBatch.codes",
+                    fix="use the vocabulary that the model was made for",
+                )
         layout = self._layout(batch.host)
         plain, index, numbered, kinds, cell, kind_of_block = (
             to_device(x, batch.codes.device) for x in layout[:-1]
@@ -154,8 +161,10 @@ class CodeEmbedding(nn.Module):
         return keys if self.position_table is None else keys // MAX_CODE_POSITIONS
 
     def of_static(self, batch: VisitBatch) -> Tensor:
-        """(S, d) mean embedding of each subject's static codes (the same table); zero without any."""
-        self._check_ids(batch.host.static_codes)
+        """(S, d) mean embedding of each subject's static codes (the same table); zero without any.
+
+        `forward` has looked at the ids.
+        """
         return pool(self.table.weight, batch.static_codes, batch.static_offsets)
 
     def _cells(
@@ -194,15 +203,6 @@ class CodeEmbedding(nn.Module):
             [self._of_keys(kinds).unsqueeze(1), of_numbers.view(-1, self.terms, weight.shape[1])], 1
         )
         return NumberCells(coefficients.view(-1, size, own.shape[1]), tables, kind_of_block)
-
-    def _check_ids(self, codes: Tensor) -> None:
-        size = self.table.num_embeddings
-        if len(codes) and int(codes.max()) >= size:
-            raise EhrseqError(
-                f"holds token ids outside the model's vocabulary of {size}",
-                where="VisitBatch.codes",
-                fix="use the vocabulary that the model was made for",
-            )
 
 
 def _distinct(keys: Tensor, kinds: int) -> tuple[Tensor, Tensor]:

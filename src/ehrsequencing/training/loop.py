@@ -225,8 +225,7 @@ class Training:
         # of several processes each has a share of a step, which may be an empty batch
         shares = map(self.processes.share, steps[state.step :])
         for batch in on_device(map(self.loader.collate, shares), self.device):
-            self.begin_step(state)
-            loss = self.add_gradients(batch)
+            loss = self.set_gradients(state, batch)
             count = torch.tensor(len(batch.rows) if self.objective.of_rows else 1)
             if self.processes.several:
                 loss, count = self.sum_over_processes(loss, count)
@@ -249,16 +248,16 @@ class Training:
 
     # ---- one step ----------------------------------------------------------------------------------------------------
 
-    def begin_step(self, state: TrainingState) -> None:
-        """Seed the step's dropout and masks by its number alone, and of several processes by the rank."""
+    def set_gradients(self, state: TrainingState, batch: Step) -> Tensor:
+        """The gradients of one step's batch; returns its loss.
+
+        Its dropout and masks are seeded by the step's number alone, and of several processes by the rank.
+        """
         self.module.train()
         torch.manual_seed(step_seed(self.settings.seed, state.global_step, self.processes.rank))
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.settings, state.global_step, self.length)
         self.optimizer.zero_grad(set_to_none=True)
-
-    def add_gradients(self, batch: Step) -> Tensor:
-        """Add the gradients of one batch; returns its loss."""
         if not batch.batch.n_subjects:
             return torch.zeros((), device=self.device)
         with autocast(self.device, self.settings.precision):
