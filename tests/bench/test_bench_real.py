@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from bench.accuracy import real as bench
+from bench.truth._contributions import Contributions, pair_of
+from ehrsequencing.simulate import SimulationConfig
 
 OURS, COX, TREES = "ehrsequencing", "landmark Cox", "boosted visits"
 
@@ -60,3 +63,16 @@ def test_a_cell_counts_where_every_model_has_it_and_only_of_the_outcome() -> Non
 def test_a_difference_is_better_by_the_direction_of_its_metric() -> None:
     assert bench.verdict("nll", (-0.1, -0.2, -0.05)) == bench.verdict("c", (0.1, 0.05, 0.2)) == "better"
     assert bench.verdict("nll", (0.1, 0.05, 0.2)) == bench.verdict("ipa", (-0.1, -0.2, -0.05)) == "worse"
+
+
+# ---- true contributions of codes, from the record alone, are what the simulator's own state says ---------------------
+
+
+def test_a_single_pair_adds_its_own_term() -> None:
+    config = SimulationConfig(pair_effect=2.0)
+    truth = Contributions(config)
+    none = [np.full(2, np.nan)]
+    for other, sign in (("RX//B07", 1.0), ("RX//B08", -1.0)):
+        (pair,) = truth.of([["DX//A07", other]], none, [0.0])
+        assert pair.log_hazard == pytest.approx(2.0 * sign - np.log(np.cosh(2.0)))
+    assert pair_of(["DX//A07", "DX//N0001"]) is None

@@ -1,5 +1,7 @@
 """The likelihood of every outcome against a dense reference, its gradients, its memory, and risks against theirs."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -10,7 +12,32 @@ from torch import Tensor
 from ehrsequencing.models import outcomes
 from ehrsequencing.models.hazards import cumulative_incidence
 from ehrsequencing.models.outcomes import OutcomeHead, OutcomeLabels, onset_risk, outcomes_nll, starting_rates
-from reference.outcomes import dense_outcomes_nll
+
+
+def dense_outcomes_nll(
+    log_hazards: Tensor,
+    edges_days: Sequence[float],
+    stop_days: Sequence[float],
+    entry_days: Sequence[float],
+    listed: dict[tuple[int, int], float],
+) -> Tensor:
+    """(N,) from (N, C, K) log-hazards; `listed` has the event time of a pair (row, code), 0 where it has no risk."""
+    edges = [0.0, *edges_days, math.inf]
+    terms = []
+    for n in range(len(log_hazards)):
+        nll = log_hazards[n].sum() * 0
+        for c in range(log_hazards.shape[1]):
+            stop = listed.get((n, c), stop_days[n])
+            for k in range(len(edges) - 1):
+                days = max(0.0, min(stop, edges[k + 1]) - max(entry_days[n], edges[k]))
+                nll = nll + log_hazards[n, c, k].exp() * days
+                if (n, c) in listed and edges[k] < stop <= edges[k + 1]:
+                    nll = nll - log_hazards[n, c, k]
+        terms.append(nll)
+    return torch.stack(terms)
+
+
+# ---- the tests ------------------------------------------------------------------------------------------------------
 
 EDGES = (5.0, 30.0, 100.0)
 
