@@ -106,11 +106,15 @@ def test_boosting_stops_where_the_watched_rows_like_it_best() -> None:
     assert loss < nothing
 
     def poisson(trees: Trees) -> float:
-        mu = trees.predict(others.design[:]) * others.expected
+        mu = trees.predict(columns_of(others.design)) * others.expected
         return float((mu - others.event * np.log(mu / others.expected)).sum() / others.expected.sum())
 
     assert poisson(many) == pytest.approx(loss, rel=1e-5)
     assert poisson(few) == pytest.approx(nothing, rel=1e-5)
+
+
+def columns_of(design: boosted.PeriodBins) -> np.ndarray:
+    return np.column_stack([design.bins[design.row], design.part.astype(np.uint8)])
 
 
 def many_periods(n: int = 6000) -> tuple[boosted.PeriodBins, np.ndarray, np.ndarray]:
@@ -154,7 +158,7 @@ def test_trees_that_look_at_a_draw_each_expect_what_happened(monkeypatch: pytest
         )
         trial = boosted.TRIALS[0] | {"learning_rate": 0.1, "feature_fraction": 1.0}
         trees, loss = boosted.boosting(fitted, tuning, np.arange(5), trial, seed=0)
-        mu = trees.predict(fitted.design[:]) * fitted.expected
+        mu = trees.predict(columns_of(fitted.design)) * fitted.expected
         assert mu.sum() == pytest.approx(event[others].sum(), rel=0.03)
         gains.append(without - loss)
     assert len(trees.feature) > 5

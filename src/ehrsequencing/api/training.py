@@ -24,30 +24,20 @@ from ehrsequencing.config.base import visit_encoder
 from ehrsequencing.core.errors import EhrseqError, refuse_idle
 from ehrsequencing.core.files import refuse_overlap
 from ehrsequencing.core.outputs import (
-    MANIFEST,
     PRETRAINED,
     RUN,
     UNFINISHED_PRETRAINING,
     UNFINISHED_RUN,
     Kind,
-    read_manifest,
     remove_existing,
 )
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.results.result_types import Origin
-from ehrsequencing.training import fit as training
+from ehrsequencing.training import fit as training, run_folder
 from ehrsequencing.training.plan import Plan, shape_of_inputs
 from ehrsequencing.training.processes import ALONE
-from ehrsequencing.training.run_folder import (
-    NOTHING_LEARNED,
-    alone_in,
-    hold_folder,
-    remove_unfinished,
-)
 
-if (
-    TYPE_CHECKING
-):  # torch is imported where a network is made, and what a run can do where one is returned
+if TYPE_CHECKING:  # torch is imported where a network is made, a run where one is returned
     from ehrsequencing.api.run import TrainedRun
     from ehrsequencing.models.base import SurvivalModel
     from ehrsequencing.training.objectives import LossFunction
@@ -248,18 +238,18 @@ def train(
             from ehrsequencing.training.torchrun import joined_processes
 
             processes = stack.enter_context(joined_processes())
-        if overwrite and processes.is_first:
+        is_first = processes.is_first
+        if is_first and overwrite:
             _make_room(prepared, out, RUN, resume=resume)
-        if processes.is_first:
-            stack.enter_context(alone_in(out))  # before the work begins
+        if is_first:
+            stack.enter_context(run_folder.alone_in(out))  # before the work begins
         source = trainer = None
         if init is not None:
             from ehrsequencing.training.transfer import Pretrained
 
             source = Pretrained(init)
-        name = task or prepared.only_task()
-        is_first = processes.is_first
         tell = say if is_first else lambda _: None
+        name = task or prepared.only_task()
         plan = replace(Plan.of(prepared, name, study, init=source, say=tell), loss=loss)
         if loss is not None:
             from ehrsequencing.training.train import Trainer
@@ -271,7 +261,6 @@ def train(
         report = stack.enter_context(
             training_bar(word=word, show=progress and is_first, callbacks=each)
         )
-        is_new = not (out / MANIFEST).exists()
         training.fit(
             plan,
             out,
@@ -282,8 +271,6 @@ def train(
             on_progress=report,
             say=tell,
         )
-        if is_first and is_new and not read_manifest(out, what=RUN.what).get("learned", True):
-            tell(f"this run has {NOTHING_LEARNED}: train longer, or check the task and the labels")
         return is_first
 
 
@@ -318,7 +305,7 @@ def _make_room(prepared: Prepared, out: Path, kind: Kind, *, resume: bool) -> No
             fix="leave out one of them",
         )
     refuse_overlap(out, prepared.folder)
-    remove_unfinished(out, UNFINISHED_RUN if kind is RUN else UNFINISHED_PRETRAINING)
+    run_folder.remove_unfinished(out, UNFINISHED_RUN if kind is RUN else UNFINISHED_PRETRAINING)
     remove_existing(out, kind)
 
 
@@ -378,7 +365,7 @@ def pretrain(
     refuse_changes(settings, prepared.study, "pretrain", file=None, by=prepared.folder)
     if overwrite:
         _make_room(prepared, folder, PRETRAINED, resume=resume)
-    with alone_in(folder):  # before the work begins
+    with run_folder.alone_in(folder):  # before the work begins
         pretrainer = Pretrainer(prepared, folder, study=settings, task_name=task)
         with training_bar("pretraining", word="loss", show=progress) as report:
             return pretrainer.fit(resume=resume, on_progress=report)
@@ -452,6 +439,6 @@ def save_run(
     plan = Plan(prepared, asked, config, study, train, tuning)
     # a copy: the model stays on its device, and in training or not
     trained = Trained(copy.deepcopy(model).cpu(), [], {"trained": "outside"})
-    with hold_folder(Path(out), prepared, asked.name, plan.made_of, resume=False):
+    with run_folder.hold_folder(Path(out), prepared, asked.name, plan.made_of, resume=False):
         training.write_run(plan, Path(out), trained, {})
     return TrainedRun(Path(out))

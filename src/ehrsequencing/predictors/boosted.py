@@ -92,15 +92,12 @@ class PeriodBins:
     def __len__(self) -> int:
         return len(self.row)
 
-    def __getitem__(self, some: slice | Ints) -> Bytes:
-        """(p, used + 1) of some periods."""
-        return np.column_stack([self.bins[self.row[some]], self.part[some].astype(np.uint8)])
-
     def numbers(self, some: slice | Ints, seen: Ints) -> Floats32:
         """(p, seen) some columns of some periods; NaN = not known."""
-        bins = self[some][:, seen].astype(np.float32)
-        bins[bins == UNKNOWN] = np.nan
-        return bins
+        bins = np.column_stack([self.bins[self.row[some]], self.part[some].astype(np.uint8)])
+        numbers = bins[:, seen].astype(np.float32)
+        numbers[numbers == UNKNOWN] = np.nan
+        return numbers
 
     def dataset(self, seen: Ints, settings: dict[str, Any], reference: Any = None) -> Any:
         """LightGBM's copy of some columns, made once for all causes.

@@ -24,7 +24,12 @@ from ehrsequencing.records.timelines import TaskRecords, TaskRows, Timelines, op
 from ehrsequencing.results.result_types import EpochRow, Origin
 from ehrsequencing.training.plan import Plan
 from ehrsequencing.training.processes import ALONE, Processes
-from ehrsequencing.training.run_folder import hold_folder, provenance, write_run_files
+from ehrsequencing.training.run_folder import (
+    NOTHING_LEARNED,
+    hold_folder,
+    provenance,
+    write_run_files,
+)
 
 if TYPE_CHECKING:  # torch: a run without a network never imports it
     from ehrsequencing.training.loop import Progress, ShowProgress
@@ -99,7 +104,10 @@ def fit(
                 trained.facts["init"] = trainer.started_from
         if processes.is_first:
             seconds = {STACKED: fitted - started, NETWORK: time.monotonic() - fitted}
-            _write(plan, out, stack, trained, seconds)
+            if not _write(plan, out, stack, trained, seconds):
+                say(
+                    f"this run has {NOTHING_LEARNED}: train longer, or check the task and the labels"
+                )
 
 
 def _members(
@@ -154,8 +162,8 @@ def _write(
     stack: Stack | None,
     trained: "Trained | None",
     seconds: Mapping[str, float],
-) -> None:
-    """Write the run, and what each stage cost."""
+) -> bool:
+    """Write the run, and what each stage cost; whether it has learned something (`write_run`)."""
     facts: dict[str, object] = {
         "seconds": {name: round(value, 1) for name, value in seconds.items()}
     }
@@ -185,7 +193,7 @@ def _write(
                 "weight_of_network": dict(zip(plan.task.causes, weights, strict=True)),
             }
         more = (BLEND_FILE, ARRAYS_FILE)
-    write_run(plan, out, trained, facts, predictor=predictor, more=more)
+    return write_run(plan, out, trained, facts, predictor=predictor, more=more)
 
 
 def write_run(
@@ -196,7 +204,7 @@ def write_run(
     *,
     predictor: Predictor | None = None,
     more: tuple[str, ...] = (),
-) -> None:
+) -> bool:
     """Write everything that prediction needs, and risks by which a moved answer is noticed; the manifest comes last.
 
     Args:
@@ -206,8 +214,11 @@ def write_run(
         facts: For the manifest, before those of the network.
         predictor: What answers for the run; default: the network.
         more: Files that are there already, and that prediction needs too.
+
+    Returns:
+        Whether tuning people show that it has learned something; True where nobody is asked.
     """
-    kept, prepared = dict[str, Any](), plan.prepared
+    kept, prepared, has_learned = dict[str, Any](), plan.prepared, True
     if not plan.is_member and (prepared.folder / PEOPLE).is_file():  # older sets lack it
         if predictor is None and trained is not None:
             from ehrsequencing.predictors.network import Network, visit_hazards
@@ -237,7 +248,8 @@ def write_run(
             if predictor is not None:
                 rates = plan.fitting_data().cohort_hazards()
                 gain = predictor.nll_of_hazards(rates, people.rows, slice(None)) - nll[NETWORK]
-                facts = {**facts, "learned": learned(gain, people.rows.subject)}
+                has_learned = learned(gain, people.rows.subject)
+                facts = {**facts, "learned": has_learned}
     for name, content in kept.items():
         write_json(out / name, content)
     write_run_files(
@@ -251,6 +263,7 @@ def write_run(
         more=more,
         beside=tuple(kept),
     )
+    return has_learned
 
 
 def learned(gain: Floats, subject: Ints) -> bool:

@@ -50,17 +50,15 @@ class Objective(Protocol):
     Attributes:
         word: What its loss is called in the history: `train_{word}`, `tuning_{word}`.
         divisor: What the loss of a batch is divided by: a constant, never the size of this batch.
+        of_rows: Whether the loss of a batch is a sum over its prediction times; else it is one term.
     """
 
     word: str
     divisor: float
+    of_rows: bool
 
     def loss(self, step: Step) -> Tensor:
         """The loss of one batch, summed over its terms, over `divisor`."""
-        ...
-
-    def terms(self, step: Step) -> int:
-        """How many terms the loss of a batch has."""
         ...
 
     def tuning_losses(self, module: nn.Module, stop: Stop) -> dict[str, float]:
@@ -228,7 +226,8 @@ class Training:
         shares = map(self.processes.share, steps[state.step :])
         for batch in on_device(map(self.loader.collate, shares), self.device):
             self.begin_step(state)
-            loss, count = self.add_gradients(batch), torch.tensor(self.objective.terms(batch))
+            loss = self.add_gradients(batch)
+            count = torch.tensor(len(batch.rows) if self.objective.of_rows else 1)
             if self.processes.several:
                 loss, count = self.sum_over_processes(loss, count)
             nn.utils.clip_grad_norm_(learned, CLIP_NORM)

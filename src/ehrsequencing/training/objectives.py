@@ -62,7 +62,7 @@ class HazardsObjective:
         processes: Each computes a part of the tuning NLL, and all get the mean over all parts.
     """
 
-    word = "nll"
+    word, of_rows = "nll", True
 
     def __init__(
         self,
@@ -100,10 +100,6 @@ class HazardsObjective:
             logits, edges, hazards=hazards, duration_days=duration_days, entry_days=entry_days
         )
         return ((1 - share) * seen + share * expected).sum() / self.divisor
-
-    def terms(self, step: Step) -> int:
-        """Prediction times of the batch."""
-        return len(step.rows)
 
     def tuning_losses(self, module: nn.Module, stop: Stop) -> dict[str, float]:
         """The mean tuning NLL of the averaged weights, over all processes."""
@@ -160,7 +156,7 @@ class OwnObjective:
         EhrseqError: The function fails on one batch, or gives no scalar that depends on the model's weights.
     """
 
-    word = "loss"
+    word, of_rows = "loss", False
     divisor = 1.0
 
     def __init__(self, function: LossFunction, hazards: HazardsObjective) -> None:
@@ -180,10 +176,6 @@ class OwnObjective:
     def loss(self, step: Step) -> Tensor:
         """Of one batch."""
         return self.function(self.hazards.model, step.batch)
-
-    def terms(self, step: Step) -> int:
-        """One a batch, so that the history has the mean over batches."""
-        return 1
 
     def tuning_losses(self, module: nn.Module, stop: Stop) -> dict[str, float]:
         """The mean over the tuning batches, and the NLL beside it."""

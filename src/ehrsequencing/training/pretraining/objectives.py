@@ -288,7 +288,7 @@ class PretrainingObjective:
         tuning_budget: Visits in a batch of the tuning split.
     """
 
-    word = "loss"
+    word, of_rows = "loss", False
     divisor = 1.0
 
     def __init__(
@@ -311,10 +311,6 @@ class PretrainingObjective:
             if guesses is not None:
                 total = total + self.weights[name] * guesses.loss.mean()
         return total
-
-    def terms(self, step: Step) -> int:
-        """Each batch counts once."""
-        return 1
 
     def tuning_losses(self, module: nn.Module, stop: Stop) -> dict[str, float]:
         """The weighted loss on the tuning split, and that of each objective."""
