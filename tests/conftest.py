@@ -27,7 +27,7 @@ if "EHRSEQ_TEST_GPU" not in os.environ:  # most tests ask for the bits of a CPU
 MEMORY = Path("/dev/shm")
 collect_ignore_glob = ["conftest.py", "*/conftest.py"]  # no doctests there, and two modules of one name cannot be
 WITHOUT_TORCH = {"config", "core", "metrics", "readers", "records", "results", "simulate"}
-EVALUATE = ("test_disclosure", "test_file_table")  # ... but these files of theirs
+EVALUATE = ("test_disclosure",)  # ... but this file of theirs
 REAL_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 # A busy machine must not fail a test by the clock, and in CI Hypothesis draws the same examples every time.
 settings.register_profile("ours", deadline=None, max_examples=EXAMPLES, derandomize="CI" in os.environ)
