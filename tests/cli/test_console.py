@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from ehrsequencing.api import progress
 from ehrsequencing.cli import console
-from ehrsequencing.cli.console import bar, output_of
+from ehrsequencing.cli.console import output_of, shown
 from ehrsequencing.cli.train import kept_epochs
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json_lines
@@ -210,7 +210,7 @@ def test_time_left_is_that_of_counted_pieces_not_of_what_came_before(monkeypatch
 
 
 def test_a_command_that_prints_json_or_nothing_shows_no_bar(capsys: pytest.CaptureFixture[str]) -> None:
-    with output_of("x", as_json=False, quiet=True), bar("fitting"):
+    with output_of("x", as_json=False, quiet=True), progress.bar("fitting", show=shown()):
         time.sleep(0.15)
     assert capsys.readouterr() == ("", "")
 

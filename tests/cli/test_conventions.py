@@ -14,8 +14,9 @@ import pytest
 import typer
 
 from ehrsequencing.api import study as demo
+from ehrsequencing.api.progress import bar
 from ehrsequencing.cli.app import app
-from ehrsequencing.cli.console import CommandLine, bar, finish, say
+from ehrsequencing.cli.console import CommandLine, finish, say, shown
 from ehrsequencing.config import load_import, load_study, refuse_unused
 from ehrsequencing.config.files import COMMANDS
 from ehrsequencing.core.errors import EhrseqError
@@ -115,7 +116,7 @@ def test_the_recipe_of_the_architecture_page_is_such_a_command(
     page = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text(encoding="utf-8")
     lines = page.split("## Add a command")[1].split("\n## ")[0].splitlines()
     line = CommandLine()
-    names: dict[str, Any] = {"app": line, "Path": Path, "bar": bar, "say": say, "finish": finish}
+    names: dict[str, Any] = {"app": line, "Path": Path, "bar": bar, "shown": shown, "say": say, "finish": finish}
     exec("\n".join(text[4:] for text in lines if text.startswith("    ") or not text), names)
     made: Any = typer.main.get_command(line)
     assert has_conventions(made)

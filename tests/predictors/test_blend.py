@@ -180,7 +180,7 @@ def test_a_saved_blend_answers_as_it_was_fitted(run: Path, prepared: Prepared, t
     stacked = Blend([BoostedVisits.fit(data), LandmarkCox(data)], of_two, name="trees and Cox")
     fitted = Blend([network, stacked.recalibrated(*step)], own)
     fitted.save(tmp_path)
-    again = Blend.load(tmp_path, made.vocabulary, network)
+    again = Blend.load(tmp_path, network)
     before, after = (blend.all_hazards(records) for blend in (fitted, again))
     np.testing.assert_array_equal(before, after)
     parts = [part.all_hazards(records) for part in (*fitted.parts, *fitted.shares[0])]
@@ -204,7 +204,7 @@ def test_a_blend_of_2_0_is_read(run: Path, prepared: Prepared, tmp_path: Path) -
     del text["stacked"]
     text["weights"] = dict.fromkeys(("value", "low", "high"), each.tolist())
     write_json(tmp_path / BLEND_FILE, text)
-    read = Blend.load(tmp_path, made.vocabulary, Network(made.model))
+    read = Blend.load(tmp_path, Network(made.model))
     parts = [part.all_hazards(records) for part in read.shares[0]]
     np.testing.assert_allclose(read.shares[1].value, each)
     np.testing.assert_allclose(read.all_hazards(records), blended_hazards(parts, each, read.edges_days), rtol=1e-9)
@@ -219,7 +219,7 @@ def told_of_few(folder: Path, prepared: Prepared, columns: list[FeatureSpec], *n
     every, subject = np.arange(len(train)), np.asarray(train.rows.subject)
     holders: dict[float, set[int]] = {}
     for spec in columns:
-        history = history_features(train, prepared.vocabulary, chosen=every, columns=spec).astype(np.float64)
+        history = history_features(train, chosen=every, columns=spec).astype(np.float64)
         for values in (history, np.log1p(np.maximum(history, 0.0))):
             for who, row in zip(subject.tolist(), values.tolist(), strict=True):
                 for value in row:
@@ -379,7 +379,7 @@ def test_a_part_that_names_columns_or_nodes_that_there_are_not_is_refused(
     changed = other(arrays[array], len(trained.blend.stacked.parts[0].used))
     save_file({**arrays, array: changed}, tmp_path / ARRAYS_FILE)
     with pytest.raises(EhrseqError, match=f"{array} names what there is not"):
-        Blend.load(tmp_path, trained.vocabulary, Network(trained.model))
+        Blend.load(tmp_path, Network(trained.model))
 
 
 def test_a_blend_is_the_default_where_one_is_possible(

@@ -173,7 +173,7 @@ def test_features_made_in_parts_are_those_of_all_rows(
     monkeypatch.setattr(features, "MOST_CUT_CELLS", 20_000)
     monkeypatch.setattr(arrays, "BLOCK_ROWS", 37)
     parts = replace(made, made=None).features
-    history = history_features(train, prepared.vocabulary, chosen=parts.rows, columns=parts.columns)
+    history = history_features(train, chosen=parts.rows, columns=parts.columns)
     assert len(parts.rows) == len(train)
     np.testing.assert_array_equal(parts.bins, features.binned(history, parts.cuts))
     np.testing.assert_array_equal(parts.x, parts.design(history[parts.linear]))

@@ -243,7 +243,7 @@ def test_a_linear_design_is_finite_never_extrapolates_and_is_fitted_on_training_
     columns = fit_feature_spec(train, prepared.vocabulary)
 
     def features(split: TaskRecords) -> np.ndarray:
-        return history_features(split, prepared.vocabulary, chosen=np.arange(len(split)), columns=columns)
+        return history_features(split, chosen=np.arange(len(split)), columns=columns)
 
     known = features(train)
     design = LinearDesign.fit(known, columns, train.rows.subject, enough=5)
@@ -294,15 +294,13 @@ def test_a_record_beyond_the_training_range_has_the_risk_of_its_end(
     """η is held within what enough training people have, on both sides, and rows inside are left alone."""
     model = fit(LandmarkCox, task, prepared, train, tuning)
     every = np.arange(len(train))
-    x = model.design(history_features(train, prepared.vocabulary, chosen=every, columns=model.columns))
+    x = model.design(history_features(train, chosen=every, columns=model.columns))
     for one, (low, high) in zip(model.fits, model.bounds, strict=True):
         score = one.log_hazard(x)
         assert score.min() <= low + 1e-5
         assert high - 1e-5 <= score.max()
         assert 0.9 < np.mean((score >= low) & (score <= high)) < 1
-    wild = CoxHazards(
-        model.vocabulary, model.design, model.mean, model.scale, model.beta * 1e3, model.base, model.bounds, EDGES
-    )
+    wild = CoxHazards(model.design, model.mean, model.scale, model.beta * 1e3, model.base, model.bounds, EDGES)
     hazards = np.concatenate([part for _, part in wild.hazards(train)])
     ends = wild.base * np.exp(wild.bounds.T)[:, :, None]
     near = np.isclose(hazards[:, None], ends[None], rtol=1e-9).all(axis=3).any(axis=1)

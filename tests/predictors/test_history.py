@@ -174,7 +174,7 @@ def plain_loops(timelines: Timelines, rows: TaskRows, row: int) -> dict[str, flo
 
 
 def features(records: TaskRecords, vocab: Vocabulary, spec: FeatureSpec) -> npt.NDArray[np.float32]:
-    return history_features(records, vocab, chosen=np.arange(len(records)), columns=spec)
+    return history_features(records, chosen=np.arange(len(records)), columns=spec)
 
 
 def all_visits(records: TaskRecords, vocab: Vocabulary, spec: FeatureSpec) -> npt.NDArray[np.float32]:

@@ -100,11 +100,11 @@ def test_baselines_see_what_the_cut_record_shows(world: World, tmp_path: Path) -
     cut, row = cut_records(world, tmp_path / "cut")
     vocabulary = world.store.vocabulary
     columns = fit_feature_spec(world.arrays, vocabulary)
-    found = history_features(world.arrays, vocabulary, chosen=np.arange(len(rows)), columns=columns)[inside(rows)]
-    expected = history_features(cut, vocabulary, chosen=row, columns=columns)
+    found = history_features(world.arrays, chosen=np.arange(len(rows)), columns=columns)[inside(rows)]
+    expected = history_features(cut, chosen=row, columns=columns)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
     blind = replace(rows, unfinished_codes=0 * rows.unfinished_codes)
-    missed = history_features(TaskRecords(timelines, blind), vocabulary, chosen=inside(rows), columns=columns)
+    missed = history_features(TaskRecords(timelines, blind), chosen=inside(rows), columns=columns)
     assert (np.nan_to_num(missed) != np.nan_to_num(expected)).any(axis=1).all()
 
 

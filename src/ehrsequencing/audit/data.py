@@ -203,8 +203,7 @@ class Known:
         names = [name.partition(" ") for name in columns.names]
         some = [k for k, name in enumerate(names) if name[0] in KINDS]
         first, last = (
-            history_features(records, data.vocabulary, chosen=row, columns=columns)[:, some]
-            for row in rows
+            history_features(records, chosen=row, columns=columns)[:, some] for row in rows
         )
         of = {data.vocabulary.tokens[k]: k for k in (*columns.codes, *columns.static_codes)}
         tokens = np.array([of[names[k][2]] for k in some], dtype=np.int64)

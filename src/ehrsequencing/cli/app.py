@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from ehrsequencing.api.progress import bar
 from ehrsequencing.cli.console import (
     CommandLine,
     UsageError,
-    bar,
     finish,
     run as run_app,
     say,
@@ -242,7 +242,7 @@ def _suggest(data: Path, study: "StudyConfig", out: Path | None) -> None:
 
     if out is not None:
         refuse_existing(out, TASKS)
-    with bar("looking at the codes") as tick:
+    with bar("looking at the codes", show=shown()) as tick:
         templates = fitting(data, settings=study.data, progress=tick)
     for one in templates:
         none = f" (fill in the code of {' and of '.join(one.missing)})" if one.missing else ""
@@ -283,7 +283,7 @@ def prepare(
 
     study = read_study(config, overrides, "prepare")
     tasks = agreed_tasks([load_task(path) for path in task or ()], study)
-    with bar("preparing") as tick:
+    with bar("preparing", show=shown()) as tick:
         make(data, out, study=study, tasks=tasks, progress=tick, **given)
     prepared = Prepared(out, verify=False)
     for line in fix_lines(prepared.manifest["fixes"]):

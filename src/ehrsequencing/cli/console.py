@@ -1,8 +1,8 @@
 """What commands print: text for people, or with `--json` one JSON object; and errors as one line with an exit code.
 
 `CommandLine.command` opens an `Output` around every command, and gives it `--quiet`, `--json`, `--debug`, an example.
-Inside, `say` prints results, `note` and `warn` print remarks, `bar` and `stages` show progress, and `finish` names what
-was written and the next command to type.
+Inside, `say` prints results, `note` and `warn` print remarks, `shown` tells whether progress is, and `finish` names
+what was written and the next command to type.
 
 Exit codes: 0 done, 1 a leak found (`ehrseq audit` alone), 2 a user's error, 3 an unexpected one, 4 refused
 because of the data (`drift`, `predict --strict`), 128 + n a signal.
@@ -18,7 +18,7 @@ import sys
 import traceback
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -26,7 +26,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from ehrsequencing.api import progress
-from ehrsequencing.api.progress import Tick, logged, plain, print_line
+from ehrsequencing.api.progress import logged, plain, print_line
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.options import OPTIONS, SHARED, Option
 from ehrsequencing.core.signals import number_of, raise_at_signals
@@ -161,11 +161,6 @@ def finish(
 def shown() -> bool:
     """Whether progress is shown: not with `--quiet`."""
     return not outputs[-1].quiet
-
-
-def bar(label: str) -> AbstractContextManager[Tick]:
-    """Progress of work that counts its pieces, unless `--quiet`."""
-    return progress.bar(label, show=shown())
 
 
 @contextmanager

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ehrsequencing.cli.console import REFUSED, bar, finish, note, remark, say, shown, warn
+from ehrsequencing.api.progress import bar
+from ehrsequencing.cli.console import REFUSED, finish, note, remark, say, shown, warn
 from ehrsequencing.cli.options import open_run, read_study
 from ehrsequencing.core.errors import EhrseqError, refuse_idle
 from ehrsequencing.core.signals import keep_freed_memory
@@ -47,7 +48,7 @@ def predict(
             "beside --outcome and --top: it is for the task's causes",
             where="ehrseq predict",
         )
-        with bar("predicting") as tick:
+        with bar("predicting", show=shown()) as tick:
             asked = Request(progress=tick, **given)
             count = predict_outcomes(run, data, out, asked, outcomes=outcome or (), top=top)
         say(f"risks at {count:,} prediction times")
@@ -57,7 +58,7 @@ def predict(
         return
     refuse_idle({"--key": key}, "without --journal", where="ehrseq predict", when=journal is None)
     kept = None if journal is None else Journal(journal, key)
-    with bar("predicting") as tick:
+    with bar("predicting", show=shown()) as tick:
         asked = Request(progress=tick, journal=kept, **given)
         found, unlike, wrote = write_list(opened, data, out, asked, **of_list)
     times = sum(found["prediction_times"].values())
@@ -170,7 +171,7 @@ def explain(
     days = None if horizon is None else day_of(horizon, where="--horizon")
     opened, study = open_run(run, "explain", overrides, config, data=data)
     question = Question.for_run(opened, horizon_days=days, **given)
-    with bar("explaining") as tick:
+    with bar("explaining", show=shown()) as tick:
         records = NewRecords(question.run, data, study.data)
         note(records.require_known(force=False))
         explanation = explained(question, records, subject, subjects=subjects, progress=tick)

@@ -5,8 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ehrsequencing.api.progress import bar
 from ehrsequencing.cli.console import (
-    bar,
     finish,
     note,
     outputs,
@@ -237,7 +237,7 @@ def _explorer(data: Path | None, opened: "Run", *, what_if: bool, force: bool) -
     from ehrsequencing.explorer import ExplorerSettings, collect, page
     from ehrsequencing.prediction.predict import NewRecords
 
-    with bar("reading the patients") as tick:
+    with bar("reading the patients", show=shown()) as tick:
         records, settings = NewRecords(opened, data), ExplorerSettings(what_if=what_if)
         return page(collect(records, settings, force=force, progress=tick, say=note))
 

@@ -378,7 +378,8 @@ def remembered(key: object, make: Callable[[], Any]) -> Any:
     cache = os.environ.get("EHRSEQ_CACHE") or os.path.expanduser("~/.cache/ehrsequencing")
     path = Path(cache, f"{digest(key)}.json")
     with suppress(EhrseqError):
-        return read_json(path)
+        if path.is_file():
+            return read_json(path)
     value = make()
     with suppress(EhrseqError):
         write_json(path, value, owner_only=True)

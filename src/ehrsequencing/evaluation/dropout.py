@@ -221,7 +221,7 @@ def history_covariates(
     columns = fit_feature_spec(
         records, vocabulary, max_codes=MOST_CODES, max_static_codes=MOST_STATIC
     )
-    history = history_features(records, vocabulary, chosen=np.arange(len(records)), columns=columns)
+    history = history_features(records, chosen=np.arange(len(records)), columns=columns)
     x = LinearDesign.fit(history, columns, records.rows.subject, enough=1)(history)
     return np.column_stack([x, *map(risk_covariates, risks.values())])
 

@@ -188,10 +188,10 @@ def cohort_table(context: Context, landmark: float) -> dict[str, Any] | None:
         for code in sorted(spec.static_codes):
             with_it = np.unique(lines.static_owner[lines.static_codes == code])
             cells[f"{words.tokens[code]}, n (%)"] = people.share(len(with_it))
-        history = history_features(records, words, chosen=at, columns=spec)
+        history = history_features(records, chosen=at, columns=spec)
         for token in spec.numeric[:_MOST_CODES]:
             name = words.tokens[token]
-            newest = words.numbers_at(token, history[:, spec.index[f"last {name}"]])
+            newest = words.numbers_at(token, history[:, spec.names.index(f"last {name}")])
             cells[f"{name}, median (quartiles)"] = people.quartiles(newest)
             cells[f"{name} unknown, n (%)"] = people.share(int(np.isnan(newest).sum()))
         years = np.nan

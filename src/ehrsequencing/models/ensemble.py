@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.models.base import SurvivalModel, read_config
+from ehrsequencing.models.base import SurvivalModel, read_config, read_weights
 from ehrsequencing.models.behrt import BEHRTForSurvival
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 
@@ -134,13 +134,10 @@ def mean_hazard_logits(logits: Tensor, *, is_probability: bool = False) -> Tenso
 
 def build_model(config: ModelConfig) -> SurvivalModel:
     """A new model of the configured architecture, or an ensemble of them."""
-    return _class_of(config)(config)
+    kind = ARCHITECTURES[config.architecture] if config.members == 1 else Ensemble
+    return kind(config)
 
 
 def load_model(path: str | Path) -> SurvivalModel:
     """The model in a folder, in evaluation mode; errors as `SurvivalModel.from_pretrained`."""
-    return _class_of(read_config(Path(path))).from_pretrained(path)
-
-
-def _class_of(config: ModelConfig) -> type[SurvivalModel]:
-    return ARCHITECTURES[config.architecture] if config.members == 1 else Ensemble
+    return read_weights(Path(path), read_config(Path(path)), build_model).eval()

@@ -187,7 +187,7 @@ class Run:
 
             alone = Network(self.model, self.code_types)
         if self.has_trees:
-            alone = Blend.load(self.folder, self.vocabulary, alone)
+            alone = Blend.load(self.folder, alone)
         if UPDATE not in self.manifest["files"]:
             return alone
         fitted = read_json(self.folder / UPDATE)

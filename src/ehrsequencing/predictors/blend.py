@@ -39,7 +39,6 @@ from ehrsequencing.predictors.predictor import (
 from ehrsequencing.predictors.recalibration import Labels
 from ehrsequencing.predictors.trees import Trees
 from ehrsequencing.records.timelines import TaskRecords
-from ehrsequencing.records.vocabulary import Vocabulary
 
 PRIOR_SD = 0.2  # of a weight around equal weights
 _LEAST = 1e-290  # of a cumulative hazard, so that its logarithm is finite
@@ -261,12 +260,11 @@ class Blend(Predictor):
         write_json(folder / BLEND_FILE, facts)
 
     @classmethod
-    def load(cls, folder: Path, vocabulary: Vocabulary, network: Predictor | None) -> Predictor:
+    def load(cls, folder: Path, network: Predictor | None) -> Predictor:
         """Read what `save` wrote.
 
         Args:
             folder: The run, whose manifest has been checked.
-            vocabulary: The run's.
             network: The run's, if it has one.
 
         Raises:
@@ -291,7 +289,10 @@ class Blend(Predictor):
         # of features with a cut, and the part of time
         columns = int((np.diff(cut_offsets) > 0).sum()) + 1
         _require_places(arrays, columns, len(features), folder)
-        weights, of_two = (_weights(text[name]) for name in ("weights", "stacked"))
+        weights, of_two = (
+            BlendWeights(*(np.array(text[shares][name]) for name in _OF_WEIGHTS))
+            for shares in ("weights", "stacked")
+        )
         base = arrays["boosted.base"]
         trees = [
             Trees(*(arrays[f"boosted.trees.{e}.{name}"] for name in _OF_TREES))
@@ -300,7 +301,6 @@ class Blend(Predictor):
             for e in range(base.shape[1])
         ]
         boosted = BoostedVisits(
-            vocabulary,
             features,
             np.split(arrays["boosted.cuts"], cut_offsets[1:-1]),
             arrays["boosted.part_of"],
@@ -313,7 +313,7 @@ class Blend(Predictor):
             *(arrays[f"cox.design.{name}"] for name in _OF_DESIGN),
         )
         mean, scale, beta, cox_base, bounds = (arrays[f"cox.{name}"] for name in _OF_COX)
-        cox = CoxHazards(vocabulary, design, mean, scale, beta, cox_base, bounds, edges)
+        cox = CoxHazards(design, mean, scale, beta, cox_base, bounds, edges)
         stacked: Predictor = cls([boosted, cox], of_two, name=STACKED)
         if _CORRECTION[0] in arrays:
             stacked = stacked.recalibrated(*(arrays[name] for name in _CORRECTION))
@@ -325,10 +325,6 @@ _OF_COX = ("mean", "scale", "beta", "base", "bounds")
 _OF_DESIGN = ("used", "fill", "low", "high", "marked")
 _OF_WEIGHTS = ("value", "low", "high")
 _CORRECTION = ("correction.intercept", "correction.slope")
-
-
-def _weights(saved: dict[str, Any]) -> BlendWeights:
-    return BlendWeights(*(np.array(saved[name]) for name in _OF_WEIGHTS))
 
 
 def _require_places(

@@ -21,7 +21,6 @@ from ehrsequencing.predictors.history import FeatureSpec
 from ehrsequencing.predictors.predictor import OfHistory
 from ehrsequencing.predictors.trees import Trees
 from ehrsequencing.records.timelines import TaskRows
-from ehrsequencing.records.vocabulary import Vocabulary
 
 TIME_PARTS = 2  # within which the factor is constant; the cohort's own hazard keeps the whole grid
 # tuning subjects with the event; fewer choose the worse setting (PBC2: 46 people made it worse)
@@ -231,7 +230,6 @@ class BoostedVisits(OfHistory):
     competing event ends the exposure of every cause.
 
     Attributes:
-        vocabulary: The one that encodes the records.
         columns: The history features.
         cuts: Where each of them is cut into bins; a feature without a cut is not used.
         part_of: (bins,) part of time of each bin of the grid.
@@ -240,7 +238,6 @@ class BoostedVisits(OfHistory):
         trees: Of each cause; None = the cohort's own hazard.
     """
 
-    vocabulary: Vocabulary
     columns: FeatureSpec
     cuts: list[Floats]
     part_of: Ints
@@ -270,9 +267,7 @@ class BoostedVisits(OfHistory):
         part_of: Ints = np.arange(bins) * min(TIME_PARTS, bins) // bins
         cohort = data.cohort_hazards()
         base = np.stack([cohort, cohort])  # until the trees are there
-        made = cls(
-            data.vocabulary, features.columns, features.cuts, part_of, base, data.edges_days, []
-        )
+        made = cls(features.columns, features.cuts, part_of, base, data.edges_days, [])
         row, part, expected, cause = made.periods(data.train.rows, features.rows, cohort)
         design = PeriodBins(features.bins, features.place[row], part)
         row, part, watched, watched_cause = made.periods(tuning, features.tuning_rows, cohort)

@@ -22,7 +22,6 @@ from ehrsequencing.metrics.hazards import cohort_hazards, horizon_nll
 from ehrsequencing.predictors.fitting_data import FittingData, LinearDesign, feature_range
 from ehrsequencing.predictors.predictor import OfHistory
 from ehrsequencing.records.timelines import TaskRows
-from ehrsequencing.records.vocabulary import Vocabulary
 
 #: Ridge per event: a standardised covariate carries information of the order of one per event.
 RIDGES_PER_EVENT = (10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
@@ -289,7 +288,6 @@ class CoxHazards(OfHistory):
         λ_e(k | x) = base_e(k) · exp(η_e),   η_e = β_e · (z − mean_e) / scale_e, held within bounds_e
 
     Attributes:
-        vocabulary: The one that encodes the records.
         design: Records' features → covariates z (D).
         mean: (causes, D).
         scale: (causes, D).
@@ -300,7 +298,6 @@ class CoxHazards(OfHistory):
         edges_days: The inner edges of the grid.
     """
 
-    vocabulary: Vocabulary
     design: LinearDesign
     mean: Floats
     scale: Floats
@@ -377,7 +374,7 @@ class LandmarkCox(CoxHazards):
             for name in ("mean", "scale", "beta")
         )
         design = features.design
-        super().__init__(data.vocabulary, design, mean, scale, beta, base, bounds, data.edges_days)
+        super().__init__(design, mean, scale, beta, base, bounds, data.edges_days)
 
 
 def _log_likelihood(

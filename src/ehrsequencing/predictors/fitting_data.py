@@ -98,17 +98,17 @@ class Features:
         linear = draw(np.arange(len(rows)), most(MOST_LINEAR_CELLS))
         tuning_rows = draw(np.arange(len(tuning)), most(MOST_LINEAR_CELLS))
         some, owner = draw(np.arange(len(rows)), most(MOST_CUT_CELLS)), train.rows.subject[rows]
-        history = history_features(train, vocabulary, chosen=rows[some], columns=columns)
+        history = history_features(train, chosen=rows[some], columns=columns)
         cuts = [feature_cuts(one, owner[some], most=MOST_BINS, enough=enough) for one in history.T]
         if len(some) == len(rows):
             bins, of_linear = binned(history, cuts), history[linear]
         else:
             bins = np.empty((len(rows), sum(len(one) > 0 for one in cuts)), dtype=np.uint8)
             for part in row_blocks(len(rows)):
-                history = history_features(train, vocabulary, chosen=rows[part], columns=columns)
+                history = history_features(train, chosen=rows[part], columns=columns)
                 bins[part] = binned(history, cuts)
-            of_linear = history_features(train, vocabulary, chosen=rows[linear], columns=columns)
-        watched = history_features(tuning, vocabulary, chosen=tuning_rows, columns=columns)
+            of_linear = history_features(train, chosen=rows[linear], columns=columns)
+        watched = history_features(tuning, chosen=tuning_rows, columns=columns)
         design = LinearDesign.fit(of_linear, columns, owner[linear], enough=enough)
         return cls(
             columns,

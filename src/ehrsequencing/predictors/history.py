@@ -7,7 +7,6 @@ the subject's record, so that a row costs the same at the thousandth visit as at
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -46,11 +45,6 @@ class FeatureSpec:
 
     def __len__(self) -> int:
         return len(self.names)
-
-    @cached_property
-    def index(self) -> dict[str, int]:
-        """Column of each feature."""
-        return {name: column for column, name in enumerate(self.names)}
 
 
 def fit_feature_spec(
@@ -112,9 +106,7 @@ def fit_feature_spec(
     return FeatureSpec(codes, numeric, static, tuple(names), pairs)
 
 
-def history_features(
-    records: TaskRecords, vocabulary: Vocabulary, *, chosen: Ints, columns: FeatureSpec
-) -> Floats32:
+def history_features(records: TaskRecords, *, chosen: Ints, columns: FeatureSpec) -> Floats32:
     """Features of some prediction times, from what was known at each.
 
     - `age_years` at p, `days_since_index`, `days_since_visit` (0 at a visit's own end), `days_between_visits` (the last
@@ -126,7 +118,6 @@ def history_features(
 
     Args:
         records: Visits and prediction times; may be memory-mapped, and are read in chunks of whole subjects.
-        vocabulary: The one that encoded them.
         chosen: (r,) row numbers, in any order.
         columns: Which features.
 
@@ -138,14 +129,12 @@ def history_features(
     done = 0
     for part in _chunks(records, chosen[order]):
         where = order[done : done + len(part)]
-        out[where] = _features(records, vocabulary, part, columns)
+        out[where] = _features(records, part, columns)
         done += len(part)
     return out
 
 
-def _features(
-    records: TaskRecords, vocabulary: Vocabulary, chosen: Ints, columns: FeatureSpec
-) -> Floats32:
+def _features(records: TaskRecords, chosen: Ints, columns: FeatureSpec) -> Floats32:
     """Features of one chunk of rows, sorted; its subjects fit in memory."""
     rows = records.rows
     part, subject, visits = _records_until(records, chosen)
@@ -162,9 +151,8 @@ def _features(
     out[again, 3] = part.delta_days[stop_visit[again] - 1]
     out[:, 4] = stop_visit - first_visit
     out[:, 5] = rows.is_query[chosen]
-    out[:, len(TIMING) : len(TIMING) + len(columns.static_codes)] = has_static(
-        part, columns.static_codes
-    )[subject]
+    column = len(TIMING) + len(columns.static_codes)
+    out[:, len(TIMING) : column] = has_static(part, columns.static_codes)[subject]
 
     def count_and_since(visit: Ints) -> Floats32:
         """(r, 2) how many of these visits (rising) a row knows, and the days since the last of them, NaN without."""
@@ -175,23 +163,23 @@ def _features(
         return numbers
 
     for code, visit, value in _occurrences(part, columns.codes):
-        column = columns.index[f"count {vocabulary.tokens[code]}"]
-        out[:, column : column + 2] = count_and_since(visit)
+        out[:, column : column + len(OF_CODE)] = count_and_since(visit)
+        column += len(OF_CODE)
         if code in columns.numeric:
             is_number = ~np.isnan(value)
             visit, number = visit[is_number], value[is_number].astype(np.float64)
             begin, end = np.searchsorted(visit, first_visit), np.searchsorted(visit, stop_visit)
             new_subject = np.r_[True, np.diff(part.owner[visit]) != 0][: len(visit)]
-            out[:, column + 2 : column + 6] = _running(
+            out[:, column : column + len(OF_NUMBER)] = _running(
                 number, np.cumsum(new_subject) - 1, begin, end
             )
+            column += len(OF_NUMBER)
     # pairs come last; the visits that hold both codes, each once
-    column = len(columns) - len(OF_CODE) * len(columns.pairs)
     paired = sorted({code for pair in columns.pairs for code in pair})
     holding = {code: np.unique(visit) for code, visit, _ in _occurrences(part, tuple(paired))}
     for one, other in columns.pairs:
         shared = np.intersect1d(holding[one], holding[other], assume_unique=True)
-        out[:, column : column + 2] = count_and_since(shared)
+        out[:, column : column + len(OF_CODE)] = count_and_since(shared)
         column += len(OF_CODE)
     return out
 

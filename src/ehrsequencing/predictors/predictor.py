@@ -17,7 +17,6 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.metrics.hazards import cumulative_incidence, horizon_nll
 from ehrsequencing.predictors.history import FeatureSpec, history_features
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
-from ehrsequencing.records.vocabulary import Vocabulary
 
 __all__ = ["Predictor", "in_parts"]
 
@@ -275,11 +274,9 @@ class OfHistory(Predictor):
     """A predictor of history features.
 
     Attributes:
-        vocabulary: The one that encodes the records.
         columns: Which features it is given.
     """
 
-    vocabulary: Vocabulary
     columns: FeatureSpec
 
     @abstractmethod
@@ -289,6 +286,6 @@ class OfHistory(Predictor):
     def _of_part(self, part: TaskRecords, known: Known) -> Floats:
         if self.columns not in known.history:
             known.history[self.columns] = history_features(
-                part, self.vocabulary, chosen=np.arange(len(part)), columns=self.columns
+                part, chosen=np.arange(len(part)), columns=self.columns
             )
         return self.of_history(known.history[self.columns], part.rows)

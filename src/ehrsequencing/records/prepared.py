@@ -76,15 +76,19 @@ class Prepared:
         """Tokens and scales."""
         return Vocabulary.load(self.folder)
 
-    def task(self, name: str) -> TaskConfig:
-        """A task by its name."""
-        if name not in self.tasks:
+    def folder_of(self, task: str) -> Path:
+        """The folder of a task's files."""
+        if task not in self.tasks:
             known = ", ".join(self.tasks) or "none: give --task to ehrseq prepare"
             raise EhrseqError(
-                f"has no task {name!r}", where=str(self.folder), fix=f"tasks here: {known}"
+                f"has no task {task!r}", where=str(self.folder), fix=f"tasks here: {known}"
             )
+        return self.folder / "tasks" / task
+
+    def task(self, name: str) -> TaskConfig:
+        """A task by its name."""
         if name not in self._read:
-            self._read[name] = load_task(self.folder / "tasks" / name / "task.yaml")
+            self._read[name] = load_task(self.folder_of(name) / "task.yaml")
         return self._read[name]
 
     def only_task(self) -> str:
@@ -100,8 +104,7 @@ class Prepared:
 
     def attrition(self, name: str) -> Attrition:
         """Counts of a task, step by step."""
-        self.task(name)
-        return read_json(self.folder / "tasks" / name / "attrition.json")
+        return read_json(self.folder_of(name) / "attrition.json")
 
     def identity(self, task: str) -> dict[str, str]:
         """Digests of what a run on a task learns from: its vocabulary, labels, codes, values and visits.
@@ -129,8 +132,7 @@ class Prepared:
 
     def rows(self, task: str, split: str) -> TaskRows:
         """Prediction times and labels of a task in a split."""
-        self.task(task)
-        return open_arrays(TaskRows, self.folder / "tasks" / task / split)
+        return open_arrays(TaskRows, self.folder_of(task) / split)
 
     def records(self, task: str, split: str) -> TaskRecords:
         """Visits of a split, with prediction times and labels of a task."""
@@ -138,16 +140,14 @@ class Prepared:
 
     def outcomes(self, task: str) -> list[str]:
         """The codes of a task's outcomes, in the order of their numbers; none where it asks about its causes only."""
-        return (
-            [] if self.task(task).outcomes is None else read_outcomes(self.folder / "tasks" / task)
-        )
+        return [] if self.task(task).outcomes is None else read_outcomes(self.folder_of(task))
 
     def outcome_records(self, task: str, split: str) -> TaskRecords:
         """As `records`, to be labelled with the task's outcomes too, where it has some."""
         records, outcomes = self.records(task, split), self.task(task).outcomes
         if outcomes is None:
             return records
-        events = open_arrays(OutcomeEvents, self.folder / "tasks" / task / split)
+        events = open_arrays(OutcomeEvents, self.folder_of(task) / split)
         return TaskRecords(records.timelines, records.rows, events)
 
 

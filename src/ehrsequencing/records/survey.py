@@ -6,7 +6,7 @@ Every survey collects the subjects and the rows by day, which tell where the dat
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -228,13 +228,14 @@ class Steps:
             self.progress(self.done, self.total)
 
 
+@dataclass
 class CodeCounts(Part):
-    """Counts the subjects and the rows of each code, and the subjects with any code of a group (`people`)."""
+    """Counts the subjects and the rows of each code, and the subjects with any code of each group (`people`)."""
 
-    def __init__(self, groups: Sequence[CodeMatcher] = ()) -> None:
-        self.subjects = Counter[str]()
-        self.rows = Counter[str]()
-        self.groups, self.people = groups, [0] * len(groups)
+    groups: Sequence[CodeMatcher] = ()
+    subjects: Counter[str] = field(default_factory=Counter)
+    rows: Counter[str] = field(default_factory=Counter)
+    people: Counter[int] = field(default_factory=Counter)
 
     def add(self, events: Events) -> None:
         """Count one shard."""

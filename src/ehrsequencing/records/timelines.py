@@ -284,15 +284,14 @@ class ArrayAppender:
 
 def open_arrays(kind: type[Stored], folder: Path) -> Stored:
     """Memory-map every field of an array class; empty files cannot be mapped and are loaded."""
-
-    def load(path: Path) -> NDArray[Any]:
+    arrays = dict[str, Any]()
+    for field in fields(kind):
+        path = folder / f"{field.name}.npy"
         try:
             # as a plain array, since a `memmap` slices slowly
-            array: NDArray[Any] = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+            arrays[field.name] = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
         except ValueError:
-            array = np.load(path, allow_pickle=False)
+            arrays[field.name] = np.load(path, allow_pickle=False)
         except OSError as error:
             raise EhrseqError("cannot be read", where=str(path), fix="prepare again") from error
-        return array
-
-    return kind(**{field.name: load(folder / f"{field.name}.npy") for field in fields(kind)})
+    return kind(**arrays)
