@@ -19,6 +19,7 @@ from helpers.settings import EXAMPLES, TINY
 
 if TYPE_CHECKING:
     from ehrsequencing.config import StudyConfig, TaskConfig
+    from ehrsequencing.records.prepared import Prepared
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch reads it when a room first imports it
 if "EHRSEQ_TEST_GPU" not in os.environ:  # most tests ask for the bits of a CPU
@@ -26,7 +27,7 @@ if "EHRSEQ_TEST_GPU" not in os.environ:  # most tests ask for the bits of a CPU
 MEMORY = Path("/dev/shm")
 collect_ignore_glob = ["conftest.py", "*/conftest.py"]  # no doctests there, and two modules of one name cannot be
 WITHOUT_TORCH = {"config", "core", "metrics", "readers", "records", "results", "simulate"}
-EVALUATE = ("test_disclosure", "test_file_table")  # ... but these files of theirs
+EVALUATE = ("test_disclosure",)  # ... but this file of theirs
 REAL_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 # A busy machine must not fail a test by the clock, and in CI Hypothesis draws the same examples every time.
 settings.register_profile("ours", deadline=None, max_examples=EXAMPLES, derandomize="CI" in os.environ)
@@ -66,10 +67,9 @@ def _quick_evaluations(request: pytest.FixtureRequest) -> Iterator[None]:
     from ehrsequencing.predictors import boosted
 
     with pytest.MonkeyPatch.context() as patch:
-        if request.path.stem not in ("test_baselines", "test_boosted", "test_landmark_cox"):
+        if request.path.stem not in ("test_boosted", "test_cox"):
             patch.setattr(boosted, "MOST_TREES", 60)
-        if request.path.stem != "test_comparison":
-            patch.setattr(curves, "SIMULATIONS", 20)
+        patch.setattr(curves, "SIMULATIONS", 20)
         if request.path.stem != "test_disclosure":
             patch.setattr(evaluate, "SIMULATED_TRAJECTORIES", 1)
         yield
@@ -151,6 +151,13 @@ def sim_prepared(
     landmarks = sim_task.model_copy(update={"landmarks": (0.0, 365.25)})
     prepare(sim_data, out, study=tiny_study, tasks=[landmarks])
     return out
+
+
+@pytest.fixture(scope="module")
+def prepared(sim_prepared: Path) -> "Prepared":
+    from ehrsequencing.records.prepared import Prepared
+
+    return Prepared(sim_prepared)
 
 
 @pytest.fixture(scope="session")

@@ -74,9 +74,6 @@ def test_whatever_is_installed_for_an_extra_is_pinned() -> None:
 # ---- the page of other tools has the same rows and versions ----------------------------------------------------------
 
 
-ROOT = Path(__file__).parents[1]
-
-
 @pytest.fixture
 def works_with(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(ROOT / "tools")

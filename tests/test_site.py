@@ -1,16 +1,15 @@
 """The site without building it: every page is listed, all are short enough, and a newcomer reads few of them."""
 
-import importlib.util
 import json
 import operator
 import re
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 import ehrsequencing
 from ehrsequencing.simulate import SimulationConfig
+from tools import site_pages
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -113,14 +112,14 @@ def test_nothing_says_to_install_the_name_from_an_index() -> None:
 
 
 def test_settings_are_found_with_their_meaning() -> None:
-    page = _generator().settings_page()
+    page = site_pages.settings_page()
     assert "| `window` | duration | `1h` |" in page
     assert "| `size` | `small` / `medium` / `large` or null | `null` | " in page
     assert [row for row in page.split("\n") if row.startswith("| `") and row.endswith("|  |")] == []
 
 
 def test_every_knob_of_the_simulator_is_listed_with_its_default_and_range() -> None:
-    page = _generator().settings_page().partition("## simulate")[2]
+    page = site_pages.settings_page().partition("## simulate")[2]
     rows = re.findall(r"(?m)^\| `(\w+)` \| [a-z ]+, (\S+) to (\S+) \| `(.+)` \| .+ \|$", page)
     listed = {name: bounds for name, *bounds in rows}
     for knob, field in SimulationConfig.model_fields.items():
@@ -131,7 +130,7 @@ def test_every_knob_of_the_simulator_is_listed_with_its_default_and_range() -> N
 
 
 def test_every_name_on_the_page_for_users_of_other_libraries_has_its_answer() -> None:
-    rows = re.findall(r"(?m)^\| `(\S+?)=?` \| (.*) \|$", _generator().coming_from_page())
+    rows = re.findall(r"(?m)^\| `(\S+?)=?` \| (.*) \|$", site_pages.coming_from_page())
     assert len(rows) > 50
     assert [name for name, here in rows if not here.removeprefix("in `eh.metrics`: ")] == []
     for name, here in rows:
@@ -141,7 +140,7 @@ def test_every_name_on_the_page_for_users_of_other_libraries_has_its_answer() ->
 
 
 def test_each_public_name_is_on_the_page_of_its_module_and_on_no_other() -> None:
-    pages = _generator().api_pages()
+    pages = site_pages.api_pages()
     at: dict[str, list[str]] = {}
     for page, text in pages.items():
         for name in re.findall(r"\.\. auto\w+:: (\S+)", text):
@@ -159,12 +158,3 @@ def test_each_public_name_is_on_the_page_of_its_module_and_on_no_other() -> None
     for page in pages.keys() - {"api.md"}:
         assert f"]({page})" in pages["api.md"]
         assert f"\n{page.removesuffix('.md')}\n" in pages["api.md"]
-
-
-def _generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("site_pages", ROOT / "tools" / "site_pages.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

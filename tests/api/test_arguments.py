@@ -21,7 +21,6 @@ from ehrsequencing.api.run import TrainedRun
 from ehrsequencing.cli.app import app
 from ehrsequencing.config import StudyConfig
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.evaluation import curves
 from ehrsequencing.records.meds import MedsReader
 from ehrsequencing.simulate import simulate
 from helpers.command_line import ehrseq
@@ -55,9 +54,8 @@ class Place(NamedTuple):
 
 @pytest.fixture(scope="module")
 def patched() -> Iterator[pytest.MonkeyPatch]:
-    """Few simulations of right risks, and the working directory of before after all calls."""
+    """The working directory of before after all calls."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(curves, "SIMULATIONS", 5)
         yield patch
 
 

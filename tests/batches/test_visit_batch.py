@@ -149,22 +149,22 @@ def test_from_padded_reads_the_real_slots_in_row_major_order(subjects: Records, 
     assert torch.equal(again.codes, batch.codes)
 
 
-def test_from_padded_refuses() -> None:
-    codes, mask, flat = torch.ones(2, 3, 4, dtype=torch.int64), torch.ones(2, 3, 4), torch.ones(2, 3)
-    with pytest.raises(EhrseqError, match=r"codes.*\(B, V, C\)"):
-        VisitBatch.from_padded(codes[0], mask, flat, flat, flat)
-    with pytest.raises(EhrseqError, match=r"codes.*\(B, V, C\)"):
-        VisitBatch.from_padded(codes.float(), mask, flat, flat, flat)
-    with pytest.raises(EhrseqError, match=r"code_mask.*\(2, 3, 4\)"):
-        VisitBatch.from_padded(codes, flat, flat, flat, flat)
-    with pytest.raises(EhrseqError, match=r"time_deltas.*\(2, 3\)"):
-        VisitBatch.from_padded(codes, mask, flat, flat.T, flat)
-    with pytest.raises(EhrseqError, match=r"cause.*\(2, 3\)"):
-        VisitBatch.from_padded(codes, mask, flat, flat, flat, cause=codes)
-    with pytest.raises(EhrseqError, match=r"visit_mask.*a mask"):
-        VisitBatch.from_padded(codes, mask, flat, flat, flat * 2)
-    with pytest.raises(EhrseqError, match=r"delta_days.*finite gaps"):
-        VisitBatch.from_padded(codes, mask, flat, -flat, flat)
+CODES, MASK, FLAT = torch.ones(2, 3, 4, dtype=torch.int64), torch.ones(2, 3, 4), torch.ones(2, 3)
+NO_PADDED: list[tuple[str, tuple[Tensor, ...], dict[str, Tensor]]] = [
+    (r"codes.*\(B, V, C\)", (CODES[0], MASK, FLAT, FLAT, FLAT), {}),
+    (r"codes.*\(B, V, C\)", (CODES.float(), MASK, FLAT, FLAT, FLAT), {}),
+    (r"code_mask.*\(2, 3, 4\)", (CODES, FLAT, FLAT, FLAT, FLAT), {}),
+    (r"time_deltas.*\(2, 3\)", (CODES, MASK, FLAT, FLAT.T, FLAT), {}),
+    (r"cause.*\(2, 3\)", (CODES, MASK, FLAT, FLAT, FLAT), {"cause": CODES}),
+    (r"visit_mask.*a mask", (CODES, MASK, FLAT, FLAT, FLAT * 2), {}),
+    (r"delta_days.*finite gaps", (CODES, MASK, FLAT, -FLAT, FLAT), {}),
+]
+
+
+@pytest.mark.parametrize(("says", "tensors", "labels"), NO_PADDED)
+def test_from_padded_refuses(says: str, tensors: tuple[Tensor, ...], labels: dict[str, Tensor]) -> None:
+    with pytest.raises(EhrseqError, match=says):
+        VisitBatch.from_padded(*tensors, **labels)
 
 
 def test_to_padded_of_a_packed_batch_stands_on_the_left() -> None:
@@ -206,15 +206,17 @@ def test_from_flat_is_the_record_again(subjects: Records, rng: random.Random) ->
     assert batch.slots.tolist() == [b * width + v for b, v, _ in visits]
 
 
-def test_from_flat_refuses() -> None:
-    codes, ones = torch.ones(2, 3, dtype=torch.int64), torch.ones(2, 3)
-    with pytest.raises(EhrseqError, match=r"codes.*\(B, L\)"):
-        VisitBatch.from_flat(ones, ones, codes, ones)
-    with pytest.raises(EhrseqError, match=r"visit_ids.*\(2, 3\)"):
-        VisitBatch.from_flat(codes, ones, codes.T, ones)
-    with pytest.raises(EhrseqError, match=r"visit_ids.*integers"):
-        VisitBatch.from_flat(codes, ones, ones, ones)
-    with pytest.raises(EhrseqError, match=r"visit_ids.*from 0"):
-        VisitBatch.from_flat(codes, ones, -codes, ones)
-    with pytest.raises(EhrseqError, match=r"mask.*a mask"):
-        VisitBatch.from_flat(codes, ones, codes, ones / 2)
+TOKENS, ONES = torch.ones(2, 3, dtype=torch.int64), torch.ones(2, 3)
+NO_FLAT: list[tuple[str, tuple[Tensor, ...]]] = [
+    (r"codes.*\(B, L\)", (ONES, ONES, TOKENS, ONES)),
+    (r"visit_ids.*\(2, 3\)", (TOKENS, ONES, TOKENS.T, ONES)),
+    (r"visit_ids.*integers", (TOKENS, ONES, ONES, ONES)),
+    (r"visit_ids.*from 0", (TOKENS, ONES, -TOKENS, ONES)),
+    (r"mask.*a mask", (TOKENS, ONES, TOKENS, ONES / 2)),
+]
+
+
+@pytest.mark.parametrize(("says", "tensors"), NO_FLAT)
+def test_from_flat_refuses(says: str, tensors: tuple[Tensor, ...]) -> None:
+    with pytest.raises(EhrseqError, match=says):
+        VisitBatch.from_flat(*tensors)

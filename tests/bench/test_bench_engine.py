@@ -1,13 +1,12 @@
 """The engine's bench: the seeds' padded designs compute the packed models' numbers, and every row is measured."""
 
-import importlib
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from bench.speed import engine as bench
 from bench.speed._seeds import PaddedFlat, PaddedHierarchical, PaddedTokens, PaddedVisits, load_packed
 from ehrsequencing import ModelConfig
 from ehrsequencing.models.base import SurvivalModel
@@ -25,13 +24,8 @@ SEEDS: dict[str, Any] = {
 HIERARCHICAL: dict[str, Any] = {**SEEDS, "visit_mlp": False, "delta_bins": "linear", "rotary": False}
 
 
-@pytest.fixture
-def bench() -> ModuleType:
-    return importlib.import_module("bench.speed.engine")
-
-
 @pytest.fixture(params=["dense", "ragged truncated", "ragged"])
-def drawn(bench: ModuleType, request: pytest.FixtureRequest) -> PaddedVisits:
+def drawn(request: pytest.FixtureRequest) -> PaddedVisits:
     small = bench.replace(bench.SHAPES[request.param], most_visits=12, most_codes=7)
     visits: PaddedVisits = bench.padded(small, 5, seed=0)
     return visits
@@ -51,7 +45,7 @@ def gradients(loss: Tensor, model: nn.Module) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("places", [False, True])
-def test_padded_hierarchical_is_the_packed_model(bench: ModuleType, drawn: PaddedVisits, places: bool) -> None:
+def test_padded_hierarchical_is_the_packed_model(drawn: PaddedVisits, places: bool) -> None:
     config = ModelConfig.model_validate({**HIERARCHICAL, "vocab_size": bench.VOCABULARY, "code_position": places})
     ours, theirs, batch = build_model(config), PaddedHierarchical(config), bench.packed(drawn)
     loaded(theirs, ours)
@@ -65,7 +59,7 @@ def test_padded_hierarchical_is_the_packed_model(bench: ModuleType, drawn: Padde
 
 
 @pytest.mark.parametrize("attention", ["causal", "bidirectional"])
-def test_padded_flat_is_the_packed_flat_model(bench: ModuleType, drawn: PaddedVisits, attention: str) -> None:
+def test_padded_flat_is_the_packed_flat_model(drawn: PaddedVisits, attention: str) -> None:
     settings = {**SEEDS, "vocab_size": bench.VOCABULARY, "architecture": "flat", "attention": attention}
     config = ModelConfig.model_validate(settings)
     ours, theirs, batch = build_model(config), PaddedFlat(config), bench.packed(drawn)
@@ -76,7 +70,7 @@ def test_padded_flat_is_the_packed_flat_model(bench: ModuleType, drawn: PaddedVi
         torch.testing.assert_close(theirs.loss(tokens), ours.loss(batch), rtol=1e-5, atol=1e-5)
 
 
-def test_a_wrong_reference_would_be_seen(bench: ModuleType) -> None:
+def test_a_wrong_reference_would_be_seen() -> None:
     drawn = bench.padded(bench.replace(bench.SHAPES["ragged"], most_visits=12, most_codes=7), 5, seed=0)
     config = ModelConfig.model_validate({**HIERARCHICAL, "vocab_size": bench.VOCABULARY})
     ours, theirs = build_model(config), PaddedHierarchical(config)

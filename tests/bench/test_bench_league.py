@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 from collections.abc import Callable
@@ -16,6 +15,15 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from numpy.typing import NDArray
 
+from bench.accuracy import (
+    _league_features as features,
+    _league_tables as tables,
+    _league_tasks as tasks,
+    league,
+    real as bench,
+)
+from bench.accuracy.contenders import exchange
+from bench.truth._contributions import Contributions, pair_of
 from ehrsequencing.predictors.from_file import nll_through
 from ehrsequencing.records.timelines import TaskRows
 from ehrsequencing.simulate import SimulationConfig, simulate
@@ -23,25 +31,17 @@ from ehrsequencing.simulate import SimulationConfig, simulate
 #: More interpreters with foreign packages, as for `--python`: paths with a colon between them.
 PYTHONS = [Path(text) for text in os.environ.get("LEAGUE_PYTHONS", "").split(":") if text]
 CODES = ("MEDS_BIRTH", "GENDER//F", "A", "B", "LAB")
+COLUMNS = features.Columns(static=(1,), codes=(2, 3, 4), numeric=(4,))
 DAY = 86_400_000_000
 Array = NDArray[Any]
 
 
-def features_module() -> Any:
-    return importlib.import_module("bench.accuracy._league_features")
-
-
 def made_events(rows: list[tuple[int, int | None, int, float]]) -> Any:
     """Events from (subject, day or None, code, number)."""
-    league = features_module()
-    time = [league.NO_TIME if day is None else day * DAY for _, day, _, _ in rows]
+    time = [features.NO_TIME if day is None else day * DAY for _, day, _, _ in rows]
     subject, code, number = (np.array([row[i] for row in rows]) for i in (0, 2, 3))
     order = np.lexsort((np.array(time), subject))
-    return league.Events(subject[order], np.array(time)[order], code[order], number[order].astype(float), CODES)
-
-
-def every_column(league: Any) -> Any:
-    return league.Columns(static=(1,), codes=(2, 3, 4), numeric=(4,))
+    return features.Events(subject[order], np.array(time)[order], code[order], number[order].astype(float), CODES)
 
 
 def slowly(rows: list[tuple[int, int | None, int, float]], subject: int, day: int, index: int) -> list[float]:
@@ -85,20 +85,18 @@ def drawn_rows(draw: st.DrawFn) -> list[tuple[int, int | None, int, float]]:
 def test_the_feature_table_is_that_of_a_slow_reference(
     rows: list[tuple[int, int | None, int, float]], day: int
 ) -> None:
-    league = features_module()
     ids, at = np.array([2, 1]), np.full(2, day * DAY)
-    found = league.feature_table(made_events(rows), ids, at, np.zeros(2), columns=every_column(league))
+    found = features.feature_table(made_events(rows), ids, at, np.zeros(2), columns=COLUMNS)
     wanted = [slowly(rows, subject, day, 0) for subject in (2, 1)]
     np.testing.assert_allclose(found, np.array(wanted), rtol=1e-6)
 
 
 def answers(rows: list[tuple[int, int | None, int, float]], day: int) -> tuple[Array, list[list[list[str]]]]:
     """What a foreign model is given of both subjects."""
-    league = features_module()
     events, ids, at = made_events(rows), np.array([1, 2]), np.full(2, day * DAY)
-    table = league.feature_table(events, ids, at, np.zeros(2), columns=every_column(league))
-    bins = league.Bins({4: np.array([1.0, 2.0])})
-    return table, league.visits(events, ids, at, age_years=table[:, 0], bins=bins, window_days=1.0)
+    table = features.feature_table(events, ids, at, np.zeros(2), columns=COLUMNS)
+    bins = features.Bins({4: np.array([1.0, 2.0])})
+    return table, features.visits(events, ids, at, age_years=table[:, 0], bins=bins, window_days=1.0)
 
 
 def require_blind_to_the_future() -> None:
@@ -119,15 +117,13 @@ def test_foreign_models_are_given_nothing_of_the_future() -> None:
 
 @pytest.mark.parametrize("days", [1, 1000], ids=["a day", "everything"])
 def test_a_feature_table_that_peeks_is_seen(days: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    league = features_module()
-    honest: Callable[..., Any] = league.known_events
-    monkeypatch.setattr(league, "known_events", lambda events, ids, at: honest(events, ids, at + days * DAY))
+    honest: Callable[..., Any] = features.known_events
+    monkeypatch.setattr(features, "known_events", lambda events, ids, at: honest(events, ids, at + days * DAY))
     with pytest.raises(AssertionError):
         require_blind_to_the_future()
 
 
 def test_the_contenders_formulas_are_those_of_the_package() -> None:
-    exchange = importlib.import_module("bench.accuracy.contenders.exchange")
     rng = np.random.default_rng(0)
     days = np.array([100.0, 250.0, 700.0, 1000.0])
     steps = rng.uniform(0.01, 0.3, size=(50, 2, 4))
@@ -152,7 +148,6 @@ def test_the_contenders_formulas_are_those_of_the_package() -> None:
 
 def test_the_cohorts_hazard_by_hand() -> None:
     """Of four subjects one has the first cause on day 2, one is censored on day 3, one has the second on day 5."""
-    exchange = importlib.import_module("bench.accuracy.contenders.exchange")
     found = exchange.cohort_hazard(
         np.array([2.0, 3.0, 5.0, 9.0]), np.array([1, 0, 2, 0]), causes=2, grid_days=np.array([1.0, 2.0, 5.0, 9.0])
     )
@@ -162,7 +157,6 @@ def test_the_cohorts_hazard_by_hand() -> None:
 @pytest.fixture
 def place(tmp_path: Path) -> Any:
     """A tiny simulated task, without a model."""
-    tasks = importlib.import_module("bench.accuracy._league_tasks")
     made = tasks.Place("sim_pairs", tmp_path, tmp_path / "out", 20_000, subjects=240)
     knobs = {**dict(made.one.world), "outcome_per_year": 0.3, "truth_futures": 4}
     simulate(made.records, subjects=240, seed=1, config=SimulationConfig.model_validate(knobs))
@@ -170,11 +164,6 @@ def place(tmp_path: Path) -> Any:
 
 
 def run_and_print(place: Any, model: str) -> str:
-    league, tables = (
-        importlib.import_module("bench.accuracy.league"),
-        importlib.import_module("bench.accuracy._league_tables"),
-    )
-    tasks = importlib.import_module("bench.accuracy._league_tasks")
     if tasks.python_with(tasks.FOREIGN[model].imports, PYTHONS) is None:
         pytest.skip(f"no Python here or in LEAGUE_PYTHONS has {tasks.FOREIGN[model].imports}")
     league.run_cell(place, model, PYTHONS, trial_seconds=0.0)
@@ -195,14 +184,13 @@ def test_a_foreign_model_gets_a_score_and_no_label_of_those_it_is_scored_on(plac
             "held_out.subject_id",
             "held_out.prediction_us",
         }
-    league, page = importlib.import_module("bench.accuracy.league"), tmp_path / "page.md"
+    page = tmp_path / "page.md"
     page.write_text(f"before{league.BEGIN}old{league.END}after")
     league.write_page(page, text)
     assert page.read_text() == f"before{league.BEGIN}\n{text}\n{league.END}after"
 
 
 def test_a_hundredth_of_the_cohort_keeps_every_likelihood_finite(place: Any) -> None:
-    tables, tasks = (importlib.import_module(f"bench.accuracy.{name}") for name in ("_league_tables", "_league_tasks"))
     prepared, task = place.prepared(), place.question
     train, tuning, held_out = (tasks.LandmarkRows.of(prepared, task, split) for split in tasks.SPLITS)
     days = tasks.knots_days(train.column("duration_days"), train.column("cause"), task.horizons)
@@ -230,8 +218,6 @@ def test_a_hundredth_of_the_cohort_keeps_every_likelihood_finite(place: Any) -> 
 
 @pytest.mark.slow
 def test_one_training_of_ours_gives_five_models_scored_as_the_run_answers(place: Any) -> None:
-    league, tables = (importlib.import_module(f"bench.accuracy.{name}") for name in ("league", "_league_tables"))
-    tasks = importlib.import_module("bench.accuracy._league_tasks")
     quick = tasks.Place("sim_pairs", place.data, place.out, place.seed, subjects=240, more=("training.epochs=1",))
     league.run_cell(quick, "blend", [], trial_seconds=0.0)
     scored = tables.score_place(quick)
@@ -244,7 +230,6 @@ def test_one_training_of_ours_gives_five_models_scored_as_the_run_answers(place:
 
 
 def test_divisions_of_real_people_share_them_and_simulated_ones_do_not(tmp_path: Path) -> None:
-    tables, tasks = (importlib.import_module(f"bench.accuracy.{name}") for name in ("_league_tables", "_league_tasks"))
     half_widths = {}
     for task in ("sim_default", "pbc2"):
         each = []
@@ -273,7 +258,76 @@ def test_divisions_of_real_people_share_them_and_simulated_ones_do_not(tmp_path:
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["forest", "boosting", "xgboost", "pyhealth"])
 def test_every_foreign_model_gets_a_score(place: Any, model: str) -> None:
-    tasks = importlib.import_module("bench.accuracy._league_tasks")
     text = run_and_print(place, model)
     line = next(line for line in text.splitlines() if line.startswith(f"| {tasks.NAMES[model]}"))
     assert "not run" not in line
+
+
+# ---- bench real: means over the same cells, and trials without held-out numbers --------------------------------------
+
+
+OURS, COX, TREES = "ehrsequencing", "landmark Cox", "boosted visits"
+
+
+def row(
+    model: str,
+    metric: str,
+    value: float | None,
+    horizon: float | None = 365.25,
+    landmark: float | None = 0.0,
+    cause: str = "death",
+) -> dict[str, Any]:
+    place = {"landmark_days": landmark, "cause": cause, "horizon_days": horizon}
+    return {"model": model, "metric": metric, "value": value, **place}
+
+
+def split(seed: int, *, ours: float, cox: float, trees: float) -> dict[str, Any]:
+    """A split's rows in which Cox has the lowest tuning NLL, and the trees the lowest on held-out subjects."""
+    rows = []
+    for model, value in ((OURS, ours), (COX, cox), (TREES, trees)):
+        rows += [row(model, "nll", 2 - value, None), row(model, "nll", 99.0, None, landmark=None)]
+        rows += [row(model, "c", value), row(model, "c", value + 0.1, 730.5), row(model, "c", 0.1, cause="transplant")]
+        rows += [row(model, "oe", 1.2), row(model, "oe", 1.0, 730.5)]
+    rows += [row("Aalen–Johansen", "oe", 1.5), row("Aalen–Johansen", "oe", 1.5, 730.5)]
+    rows += [
+        row(OURS, "c", 0.9, landmark=365.25),
+        row(COX, "c", None, landmark=365.25),
+        row(TREES, "c", 0.9, landmark=365.25),
+    ]
+    return {
+        "seed": seed,
+        "train_subjects": 80,
+        "held_out_subjects": 20,
+        "metrics": rows,
+        "tuning_nll": {OURS: 1.5, TREES: 1.4, COX: 1.3},
+    }
+
+
+SPLITS = [split(20_000, ours=0.7, cox=0.6, trees=0.8), split(20_001, ours=0.8, cox=0.75, trees=0.85)]
+
+
+def test_a_cell_counts_where_every_model_has_it_and_only_of_the_outcome() -> None:
+    found = bench.values_of(SPLITS[0])
+    assert found[OURS, "c"] == pytest.approx((0.7 + 0.8) / 2)  # not the landmark at which Cox is undefined
+    assert found[COX, "c"] == pytest.approx(0.65)
+    assert found[OURS, "nll"] == pytest.approx(1.3)  # at landmarks only
+    assert bench.values_of(SPLITS[0], 730.5)[OURS, "oe"] == 1.0
+    assert (OURS, "nll") not in bench.values_of(SPLITS[0], 730.5)
+
+
+def test_a_difference_is_better_by_the_direction_of_its_metric() -> None:
+    assert bench.verdict("nll", (-0.1, -0.2, -0.05)) == bench.verdict("c", (0.1, 0.05, 0.2)) == "better"
+    assert bench.verdict("nll", (0.1, 0.05, 0.2)) == bench.verdict("ipa", (-0.1, -0.2, -0.05)) == "worse"
+
+
+# ---- true contributions of codes, from the record alone, are what the simulator's own state says ---------------------
+
+
+def test_a_single_pair_adds_its_own_term() -> None:
+    config = SimulationConfig(pair_effect=2.0)
+    truth = Contributions(config)
+    none = [np.full(2, np.nan)]
+    for other, sign in (("RX//B07", 1.0), ("RX//B08", -1.0)):
+        (pair,) = truth.of([["DX//A07", other]], none, [0.0])
+        assert pair.log_hazard == pytest.approx(2.0 * sign - np.log(np.cosh(2.0)))
+    assert pair_of(["DX//A07", "DX//N0001"]) is None

@@ -20,6 +20,7 @@ from ehrsequencing.core.files import read_json_lines
 from ehrsequencing.training.loop import Progress
 from helpers.command_line import TASK, ehrseq
 from helpers.meds import record, write_meds
+from helpers.storage import snapshot
 
 MAIN = [sys.executable, "-c", "from ehrsequencing.cli.app import main; main()"]
 
@@ -169,10 +170,6 @@ def test_an_output_that_cannot_be_made_is_one_line_and_touches_nothing(
     assert done.exit_code == 2, done.output
     assert len([line for line in done.stderr.splitlines() if line.startswith("ehrseq: ")]) == 1
     assert snapshot(tmp_path) == before
-
-
-def snapshot(folder: Path) -> dict[str, bytes | None]:
-    return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in folder.rglob("*")}
 
 
 # ---- progress: plain lines in a pipe ---------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from helpers.command_line import TASK, ehrseq, refused
 from helpers.meds import record, write_meds
 from helpers.omop import SMALL, write_csv
 from helpers.settings import TINY
-from helpers.storage import everything
+from helpers.storage import everything, snapshot
 from helpers.synthea import NEW, write_tables
 
 SYNTHEA = pytest.param("synthea", marks=pytest.mark.slow)  # imported by the writer of OMOP
@@ -25,11 +25,10 @@ QUICK = ("evaluation.bootstrap=0", "--baselines", "none")
 
 def left_alone(folder: Path, *arguments: object) -> str:
     """Run a command that must fail with one line, and leave everything in a folder as it was."""
-    before, names = everything(folder), sorted(folder.rglob("*"))
+    before = snapshot(folder)
     done = ehrseq(*arguments)
     assert done.exit_code == 2, done.output
-    assert everything(folder) == before
-    assert sorted(folder.rglob("*")) == names
+    assert snapshot(folder) == before
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("ehrseq: ")]
     return line
 

@@ -34,11 +34,6 @@ def sim_run(sim_prepared: Path, tiny_study: StudyConfig, tmp_path_factory: pytes
     return out
 
 
-@pytest.fixture(scope="module")
-def prepared(sim_prepared: Path) -> Prepared:
-    return Prepared(sim_prepared)
-
-
 @pytest.fixture(scope="session")
 def task(sim_prepared: Path) -> TaskConfig:
     return Prepared(sim_prepared).task("simulated")

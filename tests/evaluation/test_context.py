@@ -26,7 +26,7 @@ from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.results.redaction import redact
 from ehrsequencing.results.result_types import Exact, Shared
-from helpers.metric_table import metric_table
+from helpers.comparison import metric_table
 from helpers.rows import risk_of_rows
 from helpers.training import NetworkTrainer as Trainer
 

@@ -31,9 +31,9 @@ from ehrsequencing.predictors.fitting_data import FittingData
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from helpers.command_line import ehrseq
+from helpers.comparison import metric_table
 from helpers.disclosure import as_real
 from helpers.meds import DAY_US, Row, us, write_meds
-from helpers.metric_table import metric_table
 from helpers.rows import nll_of_rows, risk_of_rows
 from helpers.training import NetworkTrainer as Trainer
 

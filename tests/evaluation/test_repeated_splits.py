@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -224,19 +225,20 @@ def test_an_evaluation_in_python_holds_the_splits_of_its_run(run: Path, table: d
 def test_what_cannot_be_split_is_said(run: Path, sim_data: Path, sim_task: TaskConfig, tmp_path: Path) -> None:
     assert repeated_splits(run, splits=3, data=sim_data, settings=QUICK)["splits"] == 3
     prepare(sim_data, tmp_path / "set", study=Run(run).study, tasks=[sim_task])
-    with pytest.raises(EhrseqError, match="not what this run was trained on"):
-        repeated_splits(run, splits=2, prepared=tmp_path / "set")
-    with pytest.raises(EhrseqError, match="needs two"):
-        repeated_splits(run, splits=1)
-    with pytest.raises(EhrseqError, match="is not a seed"):
-        repeated_splits(run, splits=2, first_seed=-1)
-    with pytest.raises(EhrseqError, match="records have moved"):
-        repeated_splits(run, splits=2, data=tmp_path / "nowhere")
     simulate(tmp_path / "other", subjects=300, seed=9)
-    with pytest.raises(EhrseqError, match=r"other records than those .*what differs: records"):
-        repeated_splits(run, splits=3, data=tmp_path / "other", settings=QUICK)  # whatever is kept
-    with pytest.raises(EhrseqError, match="prepared set has moved"):
-        repeated_splits(run, splits=2, prepared=tmp_path / "nowhere")
+    nowhere = tmp_path / "nowhere"
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"splits": 2, "prepared": tmp_path / "set"}, "not what this run was trained on"),
+        ({"splits": 1}, "needs two"),
+        ({"splits": 2, "first_seed": -1}, "is not a seed"),
+        ({"splits": 2, "data": nowhere}, "records have moved"),
+        # whatever is kept
+        ({"splits": 3, "data": tmp_path / "other", "settings": QUICK}, r"other records than .*what differs: records"),
+        ({"splits": 2, "prepared": nowhere}, "prepared set has moved"),
+    ]
+    for asked, says in refused:
+        with pytest.raises(EhrseqError, match=says):
+            repeated_splits(run, **asked)
 
 
 # ---- walking through time and over sites: who trains and who is tested in each step, and the pooled table ------------

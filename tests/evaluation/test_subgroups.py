@@ -19,9 +19,8 @@ from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.results.redaction import redact_rows
 from helpers.audit import hospital_rows, make_set
-from helpers.comparison import CAUSES, HORIZONS, world
+from helpers.comparison import CAUSES, HORIZONS, metric_table, world
 from helpers.meds import DAY_US, Row
-from helpers.metric_table import metric_table
 from helpers.visits import one_row_each, timelines_of
 from reference.r_oracles import risk_rows
 

@@ -62,10 +62,6 @@ def refused(result: Result) -> str:
     return line
 
 
-def snapshot(folder: Path) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
-
-
 # ---- how a clean data set is spoiled ------------------------------------------------------------------------------
 
 Change = Callable[[Path], None]

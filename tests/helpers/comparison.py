@@ -1,8 +1,14 @@
 """A comparison of two models on simulated competing risks."""
 
+from typing import Any
+
 import numpy as np
 
+from ehrsequencing.core.arrays import Floats
 from ehrsequencing.evaluation.comparison import Comparison, draw_subjects
+from ehrsequencing.metrics.accuracy import null_brier
+from ehrsequencing.metrics.outcomes import ScoredRows
+from ehrsequencing.metrics.registry import taken, values
 
 CAUSES = ("outcome", "death")
 HORIZONS = np.array([200.0, 600.0])
@@ -24,3 +30,10 @@ def world(seed: int, n: int, *, resamples: int = 0, rows_each: int = 1, horizons
     duration = np.ceil(np.minimum(time, censored_at))
     risks = {"right": right, "dull": dull}
     return Comparison(0.0, subject, duration, cause, horizons, risks, draw_subjects(n, resamples, 7))
+
+
+def metric_table(*outcome_and_risk: Any, **options: Any) -> dict[str, Floats]:
+    """Arguments of `ScoredRows.of` → the registered metrics, and what the IPA is made of."""
+    rows = ScoredRows.of(*outcome_and_risk, **options)
+    parts = {"observed": rows.finish(rows.observed_risk)}
+    return values(rows, taken("everywhere")) | {"null_brier": null_brier(rows)} | parts

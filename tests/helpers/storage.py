@@ -22,6 +22,11 @@ def everything(folder: Path) -> dict[str, bytes]:
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
+def snapshot(folder: Path) -> dict[str, bytes | None]:
+    """Every file with its bytes, and every folder."""
+    return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in folder.rglob("*")}
+
+
 def make_set(folder: Path, content: bytes, *, overwrite: bool = True, then: Callable[[], None] = lambda: None) -> None:
     with complete_folder(folder, SET, overwrite=overwrite) as temporary:
         write_bytes(temporary / "part" / "x.bin", content)

@@ -27,7 +27,7 @@ from ehrsequencing.metrics.censoring import (
 )
 from ehrsequencing.metrics.discrimination import cumulative_dynamic_auc, wolbers_c
 from ehrsequencing.metrics.outcomes import ScoredRows
-from helpers.metric_table import metric_table
+from helpers.comparison import metric_table
 from helpers.settings import examples
 from reference import metrics_bruteforce as twin
 from reference.metrics_bruteforce import Rules, Sample, random_sample

@@ -14,7 +14,7 @@ from ehrsequencing.metrics import bootstrap, discrimination
 from ehrsequencing.metrics.accuracy import decision_curve
 from ehrsequencing.metrics.bootstrap import bootstrap_subjects, percentile_interval, scaled_interval
 from ehrsequencing.metrics.outcomes import ScoredRows
-from helpers.metric_table import metric_table
+from helpers.comparison import metric_table
 
 
 def drawn(subject_ids: np.ndarray, n_resamples: int, seed: int) -> np.ndarray:

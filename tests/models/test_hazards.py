@@ -2,6 +2,7 @@
 
 import math
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
+from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig, TrainingConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models.hazards import HazardsOverTime, SurvivalHead, cumulative_incidence, horizon_nll, visit_nll
@@ -344,25 +346,31 @@ def test_loss_without_prediction_times_is_zero_with_zero_gradient() -> None:
     assert all(p.grad is None or (p.grad == 0).all() for p in model.parameters())
 
 
-def test_models_refuse_what_cannot_be_answered() -> None:
-    batch = pack(sample_records(), visit_labels=True)
-    with pytest.raises(EhrseqError, match=r"would have seen the visits after it.*causal"):
-        make_model(attention="bidirectional").loss(batch)
+BATCH = pack(sample_records(), visit_labels=True)
+INPUTS = ("codes", "visit_offsets", "subject_offsets", "age_years", "delta_days")
+UNLABELLED = type(BATCH)(*(getattr(BATCH, name) for name in INPUTS))
+EVENT_EARLY = pack([Subject((Visit(cause=1), Visit(cause=1)))])
+
+
+@pytest.mark.parametrize(
+    ("settings", "batch", "says"),
+    [
+        ({"attention": "bidirectional"}, BATCH, r"would have seen the visits after it.*causal"),
+        ({}, UNLABELLED, "no at_risk, cause, duration_days"),
+        ({"head": "visit"}, UNLABELLED, "no at_risk, cause"),
+        ({"vocab_size": 5}, BATCH, "vocabulary of 5"),
+        ({"head": "visit"}, EVENT_EARLY, "last at risk"),
+    ],
+)
+def test_models_refuse_what_cannot_be_learned(settings: dict[str, Any], batch: VisitBatch, says: str) -> None:
+    with pytest.raises(EhrseqError, match=says):
+        make_model(**settings).loss(batch)
+
+
+def test_a_risk_needs_days_and_no_labels() -> None:
+    assert make_model().risk(UNLABELLED, horizons_days=[30.0]).shape == (BATCH.n_visits, 2, 1)
     with pytest.raises(EhrseqError, match="has no days"):
-        make_model(head="visit").risk(batch, horizons_days=[30.0])
-    unlabelled = type(batch)(
-        *(getattr(batch, n) for n in ("codes", "visit_offsets", "subject_offsets", "age_years", "delta_days"))
-    )
-    with pytest.raises(EhrseqError, match="no at_risk, cause, duration_days"):
-        make_model().loss(unlabelled)
-    with pytest.raises(EhrseqError, match="no at_risk, cause"):
-        make_model(head="visit").loss(unlabelled)
-    with pytest.raises(EhrseqError, match="vocabulary of 5"):
-        make_model(vocab_size=5)(batch)
-    assert make_model().risk(unlabelled, horizons_days=[30.0]).shape == (batch.n_visits, 2, 1)
-    event_early = pack([Subject((Visit(cause=1), Visit(cause=1)))])
-    with pytest.raises(EhrseqError, match="last at risk"):
-        make_model(head="visit").loss(event_early)
+        make_model(head="visit").risk(BATCH, horizons_days=[30.0])
 
 
 # ---- effects over time: smooth where the data say nothing else, and any shape where they do --------------------------

@@ -261,7 +261,6 @@ def test_one_persons_many_new_codes_refuse_nothing(sim_run: Path, few: Path, tmp
     who, when = int(table["subject_id"][9].as_py()), int(table["time"].cast(pa.int64())[9].as_py())
     many = [(who, when, f"ELSEWHERE//{n}") for n in range(20 * len(table))]
     assert predict(sim_run, with_rows(few, *many), tmp_path / "p.parquet", Request(at="last", say=said.append)) > 0
-    print(said)
     (told,) = [text for text in said if "code that the run does not know" in text]
     assert told.startswith("warning: 9")
 

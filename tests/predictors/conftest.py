@@ -1,7 +1,6 @@
 """The simulated set for all baselines, and an autouse fixture that makes them quick."""
 
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -11,12 +10,7 @@ from ehrsequencing.predictors.history import fit_feature_spec
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 
-QUICK = ("test_baselines", "test_boosted", "test_landmark_cox")
-
-
-@pytest.fixture(scope="module")
-def prepared(sim_prepared: Path) -> Prepared:
-    return Prepared(sim_prepared)
+QUICK = ("test_boosted", "test_cox")
 
 
 @pytest.fixture(scope="module")

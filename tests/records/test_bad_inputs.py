@@ -54,10 +54,10 @@ from helpers.bad_inputs import (
     one_subject,
     only,
     refused,
-    snapshot,
     together,
     write_clean,
 )
+from helpers.storage import snapshot
 
 
 @pytest.fixture(scope="module")

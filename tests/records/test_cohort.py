@@ -32,8 +32,8 @@ from helpers.cohorts import (
     moment,
     stored_cohort,
     study,
+    tasks,
 )
-from helpers.drawn_tasks import tasks
 from helpers.hand_counted import BEYOND, HAND_COUNTED
 from helpers.meds import (
     CODES,

@@ -141,11 +141,6 @@ def test_a_day_before_the_death_is_answered_as_of_then(client: Client, sim_rows:
     np.testing.assert_array_equal(curves(alive), curves(later))
 
 
-def test_version_and_health(client: Client) -> None:
-    assert client.ask("GET", "/health").json == {"status": "ok"}
-    assert client.ask("GET", "/version").json["task"] == "simulated"
-
-
 REQUESTS = 1 if EXAMPLES < 200 else 200  # to each operation that takes a body, valid and not
 CHECKS = [not_a_server_error, content_type_conformance, response_schema_conformance, status_code_conformance]
 
