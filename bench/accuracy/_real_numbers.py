@@ -66,7 +66,7 @@ def tuning_means(splits: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 def ours_of(splits: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Our models and what they are called: the network, or where a blend was trained the blend and its network."""
-    if NETWORK not in splits[0]["tuning_nll"]:
+    if (NETWORK, "nll") not in values_of(splits[0]):
         return {OURS: NETWORK}
     return {OURS: "blend", NETWORK: "network alone"}
 

@@ -233,8 +233,9 @@ def table(name: str, splits: Sequence[Mapping[str, Any]], settings: Sequence[str
             for metric, values in columns.items()
         ]
         mark = " (strongest)" if model == rival else ""
+        tuning = means.get(model, math.nan), math.nan, math.nan  # none of a network in a blend
         lines.append(
-            f"| {own.get(model, model)}{mark} | {means[model]:.4f} | {' | '.join(cells)} |"
+            f"| {own.get(model, model)}{mark} | {cell('nll', tuning)} | {' | '.join(cells)} |"
         )
     lines += [
         "",
@@ -297,7 +298,7 @@ def level_table(name: str, splits: Sequence[Mapping[str, Any]], study: StudyConf
     lines = []
     for days in study.task.horizons:
         by_split = [values_of(stored, days) for stored in splits]
-        for model in tuning_means(splits):
+        for model in {**ours_of(splits), **tuning_means(splits)}:
             value = interval((found.get((model, "oe"), math.nan) for found in by_split), splits)
             cohort = interval((oe_beside_cohort(found, model) for found in by_split), splits)
             is_own = model in (OURS, NETWORK)

@@ -17,7 +17,7 @@ from ehrsequencing.core.outputs import EXTERNAL, save_manifest
 from ehrsequencing.evaluation.pooling import pool, random_effects, read_sites
 from ehrsequencing.results.redaction import redact
 from helpers.command_line import ehrseq
-from helpers.recorded import MODELS, recorded
+from helpers.recorded import recorded
 from helpers.report_page import Page, svgs
 
 BCG = (  # trials of the BCG vaccine (Colditz 1994): cases and others among the vaccinated, and among the controls
@@ -83,10 +83,8 @@ def evaluation(seed: int = 0) -> dict[str, Any]:
 @cache
 def _evaluation(seed: int) -> str:
     result, rng = recorded(), np.random.default_rng(seed)
-    # whoever gives everybody the same risk has C .5 (.5 to .5), which is read as too narrow
-    result["metrics"] = [row for row in result["metrics"] if row["model"] != MODELS[-1]]
     for row in result["metrics"]:
-        if row["low"] is not None:
+        if row["low"] is not None:  # whoever gives everybody the same risk has C .5 (.5 to .5)
             moved = rng.normal() * (row["high"] - row["low"]) / 8
             row |= {end: row[end] + moved for end in ("low", "value", "high")}
     redacted = redact({**result, "weights": "a" * 64})
@@ -253,7 +251,7 @@ def test_other_resamples_of_the_same_people_are_no_other_site(files: list[Path],
     """Other intervals around the same numbers, and held-out people of one model."""
     again = evaluation(0)
     for row in again["metrics"]:
-        if row["low"] is not None:
+        if row["low"] is not None and row["low"] < row["high"]:
             row["low"] -= 0.001
     again["external"]["people"] = None
     with pytest.raises(EhrseqError, match="metrics has the same results"):

@@ -45,6 +45,25 @@ def test_each_fact_by_hand(fact: str, expected: list[float]) -> None:
     torch.testing.assert_close(logits, torch.tensor(expected).view(4, 1, 1).expand(4, 1, 3))
 
 
+def test_numbers_of_a_visit_are_a_set() -> None:
+    """Code 3 twice in a visit, with a number each, and once without: their mean, in whatever order."""
+    effects = CodeEffects(ModelConfig(vocab_size=9, size="small", edges_days=(10.0, 30.0)))
+    with torch.no_grad():
+        effects.effect.view(9, 4, 1, 3)[3, 2, 0, 0] = 1 / STEP
+    for numbers in itertools.permutations([2.0, 5.0, math.nan]):
+        batch = VisitBatch(
+            codes=torch.full((4,), 3),
+            visit_offsets=torch.tensor([0, 1, 4]),
+            subject_offsets=torch.tensor([0, 2]),
+            age_years=torch.full((2,), 50.0),
+            delta_days=torch.tensor([0.0, 9.0]),
+            is_query=torch.tensor([False, False]),
+            values=torch.tensor([[one, one] for one in (-1.0, *numbers)]),
+        )
+        found = effects.over_time(effects(batch))[:, 0, 0]
+        torch.testing.assert_close(found, torch.tensor([-1.0, 3.5]))
+
+
 def test_what_a_query_holds_is_no_record() -> None:
     effects = CodeEffects(ModelConfig(vocab_size=9, size="small"))
     with torch.no_grad():

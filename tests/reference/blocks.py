@@ -79,18 +79,22 @@ def code_effects(p: Parameters, config: ModelConfig, x: Padded) -> Tensor:
             days.append(now + float(x.deltas[s, v]))
             if not x.is_query[s, v]:
                 now = days[v]
-            records: dict[int, list[tuple[float, float]]] = {}
+            records: dict[int, list[float]] = {}  # days of each code
+            last: dict[int, tuple[int, list[float]]] = {}  # its last visit, and the numbers there
             for earlier in range(v + 1):
                 if not x.visit_mask[s, earlier] or x.is_query[s, earlier]:
                     continue
                 for c in range(places):
                     if x.code_mask[s, earlier, c]:
-                        number = float(x.values[s, earlier, c, 1])
-                        kept = 0.0 if math.isnan(number) else number
-                        records.setdefault(int(x.codes[s, earlier, c]), []).append((days[earlier], kept))
+                        code, number = int(x.codes[s, earlier, c]), float(x.values[s, earlier, c, 1])
+                        records.setdefault(code, []).append(days[earlier])
+                        if last.get(code, (-1,))[0] != earlier:
+                            last[code] = earlier, []
+                        last[code][1].extend([] if math.isnan(number) else [number])
             for code, known in records.items():
-                recent = sum(2.0 ** (-(days[v] - day) / 180) for day, _ in known)
-                facts = effect.new_tensor([1.0, math.log2(len(known)), known[-1][1], recent])
+                recent = sum(2.0 ** (-(days[v] - day) / 180) for day in known)
+                numbers = last[code][1] or [0.0]
+                facts = effect.new_tensor([1.0, math.log2(len(known)), sum(numbers) / len(numbers), recent])
                 sums[s, v] += 5 * (effect[code] * facts.view(4, 1, 1)).sum(0)
     place = [k / max(config.bins - 1, 1) for k in range(config.bins)]
     curves = effect.new_tensor([[1.0, 1 - 2 * at, math.exp(-6 * at)] for at in place])

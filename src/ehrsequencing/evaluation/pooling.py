@@ -89,8 +89,13 @@ class MetricRow(BaseModel, strict=True, allow_inf_nan=False):
 
 
 def _is_narrow(metric: str, limits: Sequence[float], counts: Sequence[int]) -> bool:
-    """Whether so few people cannot tell a metric so well; an IPA near 0 may have no width once it is rounded."""
+    """Whether so few people cannot tell a metric so well.
+
+    An IPA near 0 may have no width once it is rounded, and one risk for all (Aalen–Johansen) has a C of exactly .5.
+    """
     _, events, subjects = counts
+    if metric == "c" and [*limits] == [0.5, 0.5]:
+        return False
     with np.errstate(all="ignore"):
         low, high = SCALES[metric][0](np.array(limits))
         width = float(high - low)

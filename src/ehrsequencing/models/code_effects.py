@@ -20,8 +20,9 @@ class CodeEffects(nn.Module):
         log λ_{e,k} += slope_{e,k} · Σ_j φ_j(s_k) · a_{e,j}        a = 5 · Σ_c ⟨w_c, f_c⟩
 
     φ are the curves of `HazardsOverTime`. The facts f_c of code c at a row, from the visits up to it: whether it was
-    ever recorded, log₂ of how often, its last number (standardised), and how much of it is recent: every record counts
-    one, and half as much each 180 days. Codes without a time are not among them: they are part of every input.
+    ever recorded, log₂ of how often, its last number (standardised; the mean of the visit's, which is a set of codes),
+    and how much of it is recent: every record counts one, and half as much each 180 days. Codes without a time are not
+    among them: they are part of every input.
 
     All four are sums over records, so that a row is its subject's running sum, in part a fading one. w begins at zero.
     """
@@ -62,7 +63,8 @@ def facts_of_records(batch: VisitBatch) -> tuple[Tensor, Tensor]:
     """
     host, device = batch.host, batch.codes.device  # on the CPU, since their number is a shape
     kept = (~host.is_query)[host.visit_of_code].nonzero().squeeze(1)
-    codes, subject = host.codes[kept], host.subject_of_visit[host.visit_of_code[kept]]
+    codes, visit = host.codes[kept], host.visit_of_code[kept]
+    subject = host.subject_of_visit[visit]
     by_code = codes.argsort(stable=True)
     order = by_code[subject[by_code].argsort(stable=True)]  # by subject, then code, then time
     is_next = torch.zeros(len(order), dtype=torch.bool)  # a later record of the same code
@@ -71,7 +73,12 @@ def facts_of_records(batch: VisitBatch) -> tuple[Tensor, Tensor]:
     earlier = (place - place.masked_fill(is_next, 0).cummax(0).values).double()
     number = torch.zeros_like(earlier)
     if host.values is not None:
-        number = host.values[kept, 1][order].double().nan_to_num(0.0)
+        numbers = host.values[kept, 1][order].double()
+        stays = is_next.clone()  # another record of the code in the same visit
+        stays[1:] &= visit[order].diff() == 0
+        group = (~stays).cumsum(0) - 1
+        known = number.index_add(0, group, numbers.isfinite().double()).clamp(min=1)
+        number = (number.index_add(0, group, numbers.nan_to_num(0.0)) / known)[group]
     before = number.roll(1).masked_fill(~is_next, 0.0)
     grows = torch.log2((earlier + 1) / earlier.clamp(min=1))
     facts = number.new_zeros(len(order), FACTS - 1)
