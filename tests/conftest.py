@@ -123,6 +123,15 @@ def tiny_study() -> "StudyConfig":
     return load_study(None, [*TINY, "vocabulary.min_subjects=5"])  # 300 subjects: of 11 each, few codes are known
 
 
+@pytest.fixture(scope="module")
+def quick_training() -> Iterator[None]:
+    """Few, small trees and regressions, where these are not what is tested."""
+    from helpers.blends import quick_parts
+
+    with quick_parts():
+        yield
+
+
 @pytest.fixture(scope="session")
 def sim_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """300 simulated subjects with frequent events."""

@@ -1,7 +1,7 @@
 """A blend is a run: out of fold, saved and read again, resumed to the byte, and blind to the future."""
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,17 +49,11 @@ from ehrsequencing.training import plan as planning
 from ehrsequencing.training.fit import fit
 from ehrsequencing.training.plan import Plan
 from ehrsequencing.training.transfer import Pretrained
-from helpers.blends import quick_parts
 from helpers.settings import TINY
 from helpers.training import Interrupted, raise_at
 
 SETTINGS = (*TINY, "training.epochs=1", "training.blend=true", "evaluation.bootstrap=0")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick() -> Iterator[None]:
-    with quick_parts():
-        yield
+pytestmark = pytest.mark.usefixtures("quick_training")
 
 
 @pytest.fixture(scope="module")

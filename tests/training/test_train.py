@@ -1,6 +1,5 @@
 """What is fitted beside the weights: on training subjects alone, and the recalibration on tuning subjects."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -25,7 +24,6 @@ from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.training.fit import fit
 from ehrsequencing.training.plan import Plan
 from helpers.audit import TINY as HOSPITAL_TINY, hospital_rows, hospital_splits, make_set
-from helpers.blends import quick_parts
 from helpers.meds import DAY_US
 from helpers.settings import TINY
 from helpers.training import NetworkTrainer as Trainer
@@ -81,12 +79,7 @@ def test_all_of_it_comes_from_training_people(honest: dict[str, Any], tmp_path: 
 
 
 SETTINGS = (*TINY, "training.epochs=1", "training.distillation=.4")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick() -> Iterator[None]:
-    with quick_parts():
-        yield
+pytestmark = pytest.mark.usefixtures("quick_training")
 
 
 @pytest.fixture(scope="module")

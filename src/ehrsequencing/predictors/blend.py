@@ -352,9 +352,8 @@ def _require_places(
 
 
 FOLDS = 5
-MOST_WEIGHED = (
-    100_000  # rows that weights are fitted to; above, those of subjects spread evenly over all
-)
+# rows that weights are fitted to; above, those of subjects spread evenly over all
+MOST_WEIGHED = 100_000
 
 
 @dataclass(frozen=True)
