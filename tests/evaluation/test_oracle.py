@@ -18,7 +18,6 @@ from ehrsequencing.evaluation.oracle import (
     excess_rows,
     foresight,
     oracle_warnings,
-    ratio_rows,
     truth_of,
 )
 from ehrsequencing.evaluation.population import Population
@@ -187,20 +186,3 @@ def test_a_changed_truth_is_not_compared_with(sim_prepared: Path, sim_task: Task
         truth, notes = truth_of(moved, sim_task)
         assert truth is None
         assert "truth_hazards.parquet is missing or has changed" in notes[0]
-
-
-def test_events_by_time_and_risk_are_those_that_right_hazards_expect() -> None:
-    """Five bins and two hazards: every event is in one place, and each place has about as many as it expects."""
-    rng, n = np.random.default_rng(5), 8000
-    edges, high = np.arange(6.0), np.arange(n) % 2
-    hazards = np.repeat(np.where(high, 0.3, 0.1)[:, None, None], 5, axis=2)
-    event, left = rng.exponential(1 / hazards[:, 0, 0]), rng.uniform(1, 5, n)
-    cause = (event <= left).astype(np.int64)
-    rows = one_row_each(n, duration_days=np.minimum(event, left), cause=cause)
-    found = ratio_rows(hazards, Truth(edges, hazards, {}), rows, hazards[:, 0, 0])
-    assert [(row["from_days"], row["tenth"]) for row in found] == [(t, g) for t in range(5) for g in (1, 2)]
-    assert sum(row["observed"] for row in found) == cause.sum()
-    for row in found:
-        assert abs(row["observed"] - row["expected"]) < 4 * row["expected"] ** 0.5
-    wrong = ratio_rows(2 * hazards, Truth(edges, hazards, {}), rows, hazards[:, 0, 0])
-    assert all(row["observed"] < 0.7 * row["expected"] for row in wrong[:4])

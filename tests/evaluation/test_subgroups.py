@@ -9,7 +9,7 @@ import pytest
 from ehrsequencing.config import load_study
 from ehrsequencing.evaluation.comparison import Comparison, draw_subjects, main_place
 from ehrsequencing.evaluation.context import Context, input_rates
-from ehrsequencing.evaluation.curves import cells, decision_rows, incidence_rows, smooth_rows
+from ehrsequencing.evaluation.curves import cells, decision_rows, incidence_rows, ratio_rows, smooth_rows
 from ehrsequencing.evaluation.estimates import over_time_rows
 from ehrsequencing.evaluation.population import Population, at_risk, unobserved_tenths
 from ehrsequencing.evaluation.rivals import Evaluated
@@ -40,6 +40,32 @@ def test_six_people_with_a_hundred_rows_have_no_curve() -> None:
     told = at_risk(scope, CAUSES)
     assert (told["subjects"], told["evaluated"]) == (6, [6, 6])
     assert max(told["events"]["outcome"]) <= 6
+
+
+def test_ratios_hold_each_event_in_its_part_of_time_and_tenth_of_risk() -> None:
+    """Constant hazards of 1 to 5 in 1,000 days, doubled in truth from day 100 on: O/E by counting day by day."""
+    draw, n = np.random.default_rng(0), 20_000
+    rate = draw.choice(np.arange(1, 6) / 1000, n)
+    first, then = draw.exponential(1 / rate), 100 + draw.exponential(0.5 / rate)
+    event, leaves = np.where(first < 100, first, then), draw.uniform(0, 400, n)
+    rows = one_row_each(
+        n,
+        row_offsets=np.arange(0, n + 1, 2),
+        duration_days=np.minimum(event, leaves),
+        cause=(event <= leaves).astype(np.int64),
+    )
+    knots = np.array([50.0, 100.0, 200.0])
+    risk = 1 - np.exp(-rate[:, None, None] * knots)
+    found = ratio_rows(risk, knots, rows, ends_days=knots[1:], start_days=0.0)
+    assert [(row["until_days"], row["tenth"]) for row in found] == [(d, t) for d in (100.0, 200.0) for t in range(1, 6)]
+    for row in found:
+        own, (begin, end) = rate == row["tenth"] / 1000, (row["from_days"], row["until_days"])
+        had = own & (rows.cause == 1) & (rows.duration_days > begin) & (rows.duration_days <= end)
+        days = np.clip(rows.duration_days[own], begin, end) - begin
+        assert row["oe"] == pytest.approx(had.sum() / (row["tenth"] / 1000 * days.sum()))
+        assert row["oe"] == pytest.approx(1 if end == 100 else 2, rel=0.25)
+        assert row["events"] == len(set((np.arange(n) // 2)[had]))
+        assert row["n"] == len(set((np.arange(n) // 2)[own & (rows.duration_days > begin)]))
 
 
 def test_table_1_counts_people_with_several_indexes_once(tmp_path: Path) -> None:

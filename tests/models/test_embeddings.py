@@ -6,44 +6,59 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig
 from ehrsequencing.models import attention
 from ehrsequencing.models.attention import TransformerLayer
 from ehrsequencing.models.base import SurvivalModel as Model
-from ehrsequencing.models.embeddings import AgeEmbedding, CodeEmbedding
-from ehrsequencing.models.segments import CodeVectors, dropout
+from ehrsequencing.models.embeddings import AgeEmbedding
+from ehrsequencing.models.segments import code_dropout, dropout
 from helpers.model_checks import check_changes_in_training_only, every_model, outputs_and_gradients
 from helpers.models import MODELS, make_model
 from helpers.strategies import pack, sample_records
 
 
-def test_whole_codes_are_dropped_and_the_others_grow() -> None:
-    torch.manual_seed(0)
-    vectors = CodeVectors(torch.randn(50, 8, dtype=torch.float64), torch.randint(50, (20_000,)))
-    whole, found = vectors.expand(), vectors.dropped(0.3).expand()
-    gone = (found == 0).all(dim=1)
-    assert abs(float(gone.double().mean()) - 0.3) < 0.015
-    torch.testing.assert_close(found[~gone], whole[~gone] / 0.7, rtol=1e-4, atol=0)
-    of_one_row = gone[vectors.index == vectors.index[0]]  # codes that share a row are dropped one by one
-    assert 0 < int(of_one_row.sum()) < len(of_one_row)
-
-
-def test_it_is_for_training_only_and_spares_static_codes() -> None:
+@pytest.mark.parametrize("architecture", ["hierarchical", "flat"])
+def test_a_dropped_code_is_one_that_was_never_recorded(architecture: str) -> None:
+    """In training the answer is that to the batch without some codes; static codes, labels and visits stay."""
     torch.manual_seed(0)
     batch = pack(sample_records())
-    embedding = CodeEmbedding(ModelConfig(vocab_size=200, dim=8, heads=2, code_dropout=0.5)).eval()
-    still, static = embedding(batch).expand(), embedding.of_static(batch)
-    assert torch.equal(embedding(batch).expand(), still)
-    assert not (still == 0).all(dim=1).any()
-    embedding.train()
-    assert 0 < int((embedding(batch).expand() == 0).all(dim=1).sum()) < batch.n_codes
-    assert torch.equal(embedding.of_static(batch), static)
+    model = make_model(architecture=architecture, dropout=0, history_dropout=0, code_dropout=0.4)
+    torch.manual_seed(1)
+    found = model.train()(batch)
+    torch.manual_seed(1)
+    kept = dropout(torch.ones(batch.n_codes), 0.4, training=True) > 0
+    assert 0 < int(kept.sum()) < batch.n_codes
+    model.eval()
+    torch.testing.assert_close(found, model(batch.with_codes(kept)))
+    assert not torch.equal(found, model(batch))
+    assert torch.equal(model(batch), model(batch.with_codes(torch.ones_like(kept))))
 
 
-@pytest.mark.parametrize("architecture", ["hierarchical", "flat"])
-def test_it_reaches_both_architectures(architecture: str) -> None:
+def test_codes_are_dropped_one_by_one_with_what_belongs_to_them() -> None:
     torch.manual_seed(0)
-    check_changes_in_training_only(make_model(architecture=architecture, dropout=0, code_dropout=0.5))
+    n = 20_000
+    batch = VisitBatch(
+        codes=torch.arange(n) % 50,
+        visit_offsets=torch.arange(0, n + 1, 10),
+        subject_offsets=torch.tensor([0, n // 10]),
+        age_years=torch.zeros(n // 10),
+        delta_days=torch.zeros(n // 10),
+        values=torch.arange(2.0 * n).view(n, 2),
+        code_types=torch.arange(n) % 7,
+    )
+    seen = code_dropout(batch, 0.3, training=True)
+    assert seen.values is not None
+    assert seen.code_types is not None
+    place = (seen.values[:, 0] / 2).long()  # of each code that is left
+    assert abs(len(place) / n - 0.7) < 0.015
+    assert bool((place.diff() > 0).all())
+    assert torch.equal(seen.codes, place % 50)
+    assert torch.equal(seen.code_types, place % 7)
+    assert torch.equal(seen.visit_of_code, place // 10)
+    assert abs(float((place % 50 == 3).sum()) / (n / 50) - 0.7) < 0.1  # of one code some go and some stay
+    assert code_dropout(batch, 0.3, training=False) is batch
+    assert code_dropout(batch, 0.0, training=True) is batch
 
 
 def test_age_polynomial_adds_a_cubic_to_the_bins() -> None:

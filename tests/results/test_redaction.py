@@ -55,6 +55,20 @@ def test_rows_of_few_people_have_no_numbers_whatever_holds_them() -> None:
     assert redact_rows(found, is_simulated=True) == found
 
 
+def test_a_ratio_counts_the_events_that_are_shown() -> None:
+    cell = {"from_days": 0.0, "until_days": 30.0, "oe": 1.2}
+    counts = [(400, 53), (400, 10), (60, 52), (400, 0), (400, 11)]
+    rows = [{**cell, "tenth": k, "n": n, "events": had} for k, (n, had) in enumerate(counts)]
+    found = [(row["n"], row["events"], row["oe"]) for row in redact({**recorded(), "ratios": rows})["ratios"]]
+    assert found == [
+        (400, 55, pytest.approx(1.2 * 55 / 53, abs=1e-3)),
+        (400, "<11", None),
+        (60, 50, None),
+        (400, 0, None),
+        (400, 15, pytest.approx(1.2 * 15 / 11, abs=1e-3)),
+    ]
+
+
 def test_counts_of_an_audit_are_rounded() -> None:
     shared = redact_audit({"subjects": 7, "checks": [{"name": "a", "tested": {"subjects": 7, "rows": 63}}]})
     assert isinstance(shared, Shareable)

@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ehrsequencing.batches.padded import (
@@ -328,6 +329,17 @@ class VisitBatch(Hinted):
     def pin_memory(self) -> "VisitBatch":
         """The batch in page-locked memory, from which a GPU copies without blocking; needs CUDA."""
         return self._with_tensors(Tensor.pin_memory)
+
+    def with_codes(self, kept: Tensor) -> "VisitBatch":
+        """The same visits with those of their codes whose place is True in `kept` (K,); a visit may lose them all."""
+        before = F.pad(kept.cumsum(0), (1, 0))
+        return replace(
+            self,
+            codes=self.codes[kept],
+            visit_offsets=before[self.visit_offsets],
+            values=None if self.values is None else self.values[kept],
+            code_types=None if self.code_types is None else self.code_types[kept],
+        )
 
     def _with_tensors(self, change: Callable[[Tensor], Tensor]) -> "VisitBatch":
         changed: dict[str, Any] = {

@@ -1,5 +1,6 @@
 """Curves with bands of our model and the strongest baseline: calibration, decisions, incidence by risk group."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,10 +16,12 @@ from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.evaluation.estimates import estimate, long_rows, metric_estimates
 from ehrsequencing.metrics.accuracy import decision_curve
 from ehrsequencing.metrics.bootstrap import calibration_null
-from ehrsequencing.metrics.calibration import smooth_calibration
-from ehrsequencing.metrics.censoring import RiskSets, SubjectClock
+from ehrsequencing.metrics.calibration import quantile_groups, smooth_calibration
+from ehrsequencing.metrics.censoring import RiskSets, SubjectClock, divide
+from ehrsequencing.metrics.hazards import event_bin, expected_events
 from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.metrics.registry import taken
+from ehrsequencing.records.timelines import TaskRows
 from ehrsequencing.results.result_types import MetricRow, PlaceRow
 
 BARS = 10  # of a histogram of predicted risks
@@ -149,6 +152,50 @@ def decision_rows(
                 for name, part in zip(OPERATING_COLUMNS, limits, strict=True)
             }
             out.append({**row, **operating})
+    return out
+
+
+def ratio_rows(
+    risk: Floats, knots_days: Floats, rows: TaskRows, *, ends_days: Floats, start_days: float
+) -> list[dict[str, Any]]:
+    """Content of `ratios`: events of the first cause over those that the hazards expect, by time and by tenth of risk.
+
+    Expected are they under observation (`expected_events`), so that each cell is near 1 if the hazards are right.
+
+    Args:
+        risk: (R, E, K) cumulative incidence by each knot.
+        knots_days: (K,).
+        rows: The prediction times.
+        ends_days: (T,) where each part of the future ends; the last end is the last knot.
+        start_days: End of the blanking period.
+    """
+    by_end = expected_events(
+        risk,
+        knots_days,
+        duration_days=rows.duration_days,
+        horizons_days=ends_days,
+        start_days=start_days,
+    )
+    expected = np.diff(by_end[:, 0], prepend=0.0)
+    part, tenth = (
+        event_bin(ends_days.tolist(), rows.duration_days),
+        quantile_groups(risk[:, 0, -1], 10),
+    )
+    begins_days = np.r_[start_days, ends_days[:-1]]
+    out: list[dict[str, Any]] = []
+    for t, number in itertools.product(range(len(ends_days)), np.unique(tenth).tolist()):
+        inside = tenth == number
+        had = inside & (rows.cause == 1) & (part == t)
+        out.append(
+            {
+                "from_days": float(begins_days[t]),
+                "until_days": float(ends_days[t]),
+                "tenth": number + 1,
+                "n": people(rows.subject, inside & (rows.duration_days > begins_days[t])),
+                "events": people(rows.subject, had),
+                "oe": results.number(divide(had.sum(), expected[inside, t].sum())),
+            }
+        )
     return out
 
 

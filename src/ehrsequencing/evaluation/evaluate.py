@@ -22,6 +22,7 @@ from ehrsequencing.evaluation.context import Context, evaluation_made_of, read_t
 from ehrsequencing.evaluation.curves import (
     decision_rows,
     incidence_rows,
+    ratio_rows,
     smooth_rows,
 )
 from ehrsequencing.evaluation.estimates import (
@@ -264,6 +265,7 @@ class Evaluation:
             "smallest_g": follow_up.smallest_g(comparisons),
             "subgroups": [row for one in at_landmarks for row in self._subgroups(one)],
             "incidence": self._incidence(risks[self.ours], main[1]),
+            "ratios": self._ratios(risks[self.ours]) if self.source.is_curve else [],
             "trajectories": trajectories(
                 self.source,
                 self.population,
@@ -307,6 +309,15 @@ class Evaluation:
                     one, self.task.causes, model=self.ours, horizon_days=horizon_days
                 )
         return rows
+
+    def _ratios(self, risk: Floats) -> list[dict[str, Any]]:
+        """O/E by fifth of the bins of ours, up to the last horizon, and by tenth of risk."""
+        last = self.horizons[-1]
+        edges = np.r_[[edge for edge in self.source.predictor.edges_days if edge < last], last]
+        ends = np.array([bins[-1] for bins in np.array_split(edges, 5) if len(bins)])
+        start = self.task.blanking
+        ends = ends[ends > start]
+        return ratio_rows(risk, self.knots, self.rows, ends_days=ends, start_days=start)
 
     def _subgroups(self, comparison: Comparison) -> list[PlaceRow]:
         at = self.records.at_landmark(comparison.landmark_days or 0)

@@ -18,7 +18,6 @@ from ehrsequencing.core.arrays import Bools, Floats, Ints, row_blocks
 from ehrsequencing.evaluation.comparison import ORACLE
 from ehrsequencing.evaluation.population import Population, rows_of
 from ehrsequencing.metrics.bootstrap import mean_by_subject
-from ehrsequencing.metrics.calibration import quantile_groups
 from ehrsequencing.metrics.hazards import (
     cumulative_incidence,
     event_bin,
@@ -264,34 +263,6 @@ def excess_rows(costs: Floats, truth: Truth, rows: TaskRows) -> list[dict[str, A
     return table
 
 
-def ratio_rows(hazards: Floats, truth: Truth, rows: TaskRows, risk: Floats) -> list[dict[str, Any]]:
-    """Events of the first cause, seen and expected under observation, by fifth of the truth's bins and tenth of risk.
-
-    Args:
-        hazards: (R, E, K) the model's, per day in the bins of the truth.
-        truth: Where it is known.
-        rows: The prediction times.
-        risk: (R,) by which they are put into tenths.
-    """
-    inner, known = truth.edges_days[1:-1].tolist(), np.flatnonzero(truth.known)
-    duration, had = rows.duration_days[known], np.flatnonzero(rows.cause[known] == 1)
-    expected = hazards[known, 0] * exposure(inner, rows.entry_days[known], duration)
-    observed = np.zeros_like(expected)
-    observed[had, event_bin(inner, duration[had])] = 1.0
-    tenth = quantile_groups(risk[known], 10)
-    return [
-        {
-            "from_days": float(truth.edges_days[bins[0]]),
-            "until_days": float(truth.edges_days[bins[-1] + 1]),
-            "tenth": number + 1,
-            "observed": int(observed[tenth == number][:, bins].sum()),
-            "expected": float(expected[tenth == number][:, bins].sum()),
-        }
-        for bins in np.array_split(np.arange(expected.shape[1]), 5)
-        for number in (np.unique(tenth).tolist() if len(bins) else ())
-    ]
-
-
 def _lines(batch: pa.RecordBatch, records: TaskRecords) -> tuple[Ints, Ints]:
     """Lines (m,) of the truth that speak of a prediction time, and its number (m,)."""
     row = rows_of(records, *(batch[name].cast(pa.int64()) for name in _KEY))
@@ -338,7 +309,6 @@ def oracle_table(
     return {
         **table,
         "excess": excess_rows(excess(hazards, truth, rows), truth, rows),
-        "ratios": ratio_rows(hazards, truth, rows, risk[:, 0, -1]),
     }
 
 

@@ -11,7 +11,7 @@ from ehrsequencing.models.attention import TransformerLayer, time_plan
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.embeddings import AgeEmbedding, CodeEmbedding
 from ehrsequencing.models.positions import MAX_INDEX_ROWS, PositionalEmbedding, positions
-from ehrsequencing.models.segments import dropout, gather_rows, pool, to_device
+from ehrsequencing.models.segments import code_dropout, dropout, gather_rows, pool, to_device
 
 
 class VisitEmbedding(PositionalEmbedding):
@@ -155,8 +155,9 @@ class BEHRTForSurvival(SurvivalModel):
 
     def states(self, batch: VisitBatch) -> tuple[Tensor, Tensor]:
         """What stands beside the layers, with means of token embeddings, and means (N, d) of token states."""
-        tokens = Tokens.of_batch(batch)
-        inputs, states = self.encoder(batch, tokens)
+        seen = code_dropout(batch, self.config.code_dropout, training=self.training)
+        tokens = Tokens.of_batch(seen)
+        inputs, states = self.encoder(seen, tokens)
         x = self.aggregate_visits(inputs, tokens)
         z = self.aggregate_visits(states, tokens)
         h = z[:, :0] if self.table is None else self.table(batch)

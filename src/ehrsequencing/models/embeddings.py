@@ -52,12 +52,12 @@ class CodeEmbedding(nn.Module):
 
     and e = E_c for a code without one. (r/√12 + ½ turns a uniform rank of sd 1 back into 0..1.) `code_position` adds
     P_j for the j-th code of its visit (codes of a visit are then ordered), `code_types` adds
-    Y_t for the type t of `VisitBatch.code_types`. In training, `code_dropout` takes away whole codes (not static ones).
+    Y_t for the type t of `VisitBatch.code_types`.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.mode, self.dropout = config.values, config.code_dropout
+        self.mode = config.values
         self.terms = {"polynomial": 3, "interpolate": config.value_bins, "none": 0}[config.values]
         self.table = nn.Embedding(config.vocab_size, config.dim, padding_idx=0)
         self.value_table = (
@@ -100,8 +100,7 @@ class CodeEmbedding(nn.Module):
         cells = None
         if len(numbered):
             cells = self._cells(batch, numbered, kinds, cell, kind_of_block, size=layout[-1])
-        vectors = CodeVectors(self._of_keys(plain), index, cells)
-        return vectors.dropped(self.dropout) if self.training and self.dropout else vectors
+        return CodeVectors(self._of_keys(plain), index, cells)
 
     def _layout(
         self, batch: VisitBatch

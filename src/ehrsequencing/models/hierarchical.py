@@ -9,7 +9,7 @@ from ehrsequencing.config import ModelConfig
 from ehrsequencing.models.attention import TimelineEncoder
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.embeddings import CodeEmbedding, VisitTimeEmbedding
-from ehrsequencing.models.segments import gather_rows
+from ehrsequencing.models.segments import code_dropout, gather_rows
 from ehrsequencing.models.visit_encoder import AttnPoolingVisitEncoder, VisitEncoder
 
 
@@ -65,8 +65,9 @@ class HierarchicalBEHRTForSurvival(SurvivalModel):
 
     def _inputs(self, batch: VisitBatch) -> tuple[Tensor, Tensor]:
         """(N, d) what enters the timeline, and (N, width) h of the table branch; K codes, N visits, all packed."""
-        e = self.code_embedding(batch)  # (K, d)  module 1, as `CodeVectors`
-        u = self.visit_encoder(e, batch)  # (N, d)  module 2: mean, attention …
+        seen = code_dropout(batch, self.config.code_dropout, training=self.training)
+        e = self.code_embedding(seen)  # (K, d)  module 1, as `CodeVectors`
+        u = self.visit_encoder(e, seen)  # (N, d)  module 2: mean, attention …
         # (N, width)  the visit's numbers side by side; (N, 0) without the table branch
         h = u[:, :0] if self.table is None else self.table(batch)
         if self.config.query_follows_visit:

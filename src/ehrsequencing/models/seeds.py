@@ -14,6 +14,7 @@ from ehrsequencing.config import ModelConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models import (
     attention,
+    base,
     behrt,
     embeddings,
     hazards,
@@ -68,7 +69,7 @@ def to_plain(packed: torch_nn.Module) -> torch_nn.Module:
         for name, setting in _UNSHOWN.items():
             if getattr(part, name, False):
                 raise _lacking("ehrsequencing.nn", setting)
-        if isinstance(part, embeddings.CodeEmbedding) and part.dropout:
+        if isinstance(part, base.SurvivalModel) and part.config.code_dropout:
             raise _lacking("ehrsequencing.nn", "code_dropout")
         if isinstance(part, hazards.SurvivalHead) and part.shape:
             raise _lacking("ehrsequencing.nn", "head=horizon")

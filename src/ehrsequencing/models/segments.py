@@ -31,6 +31,13 @@ def to_device(x: Tensor, device: torch.device) -> Tensor:
     return x.to(device, non_blocking=True)
 
 
+def batch_to_device(batch: VisitBatch, device: torch.device) -> VisitBatch:
+    """The same of a batch that was made on the CPU."""
+    if device.type == "cuda":
+        batch = batch.pin_memory()
+    return batch.to(device, non_blocking=True)
+
+
 @lru_cache(maxsize=64)
 def constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Numbers that never change, as a tensor: copied to each device once, not every step."""
@@ -52,6 +59,18 @@ def dropout(x: Tensor, probability: float, *, training: bool) -> Tensor:
     )
     keep = bits[: x.numel()].view(x.shape) >= dropped - 2**15
     return x * (keep.to(x.dtype) * (2**16 / (2**16 - dropped)))
+
+
+def code_dropout(batch: VisitBatch, probability: float, *, training: bool) -> VisitBatch:
+    """In training the batch without each of its codes with this probability, as if nobody had recorded it.
+
+    Codes leave before anything is computed of them, as a code does that an explanation strikes. Static codes stay.
+    """
+    if not training or not probability:
+        return batch
+    host = batch.host
+    kept = dropout(torch.ones(host.n_codes), probability, training=True) > 0
+    return batch_to_device(host.with_codes(kept), batch.codes.device)
 
 
 def segment_softmax(scores: Tensor, offsets: Tensor, segment_of: Tensor) -> Tensor:
@@ -193,18 +212,6 @@ class CodeVectors:
             values = (share * weights.to(share.dtype).unsqueeze(1)).flatten()
             matrix = values.new_zeros(n * width).index_add(0, place.flatten(), values)
             return matrix.view(n, width) @ torch.cat([self.plain, cells.tables.flatten(0, 1)])
-
-    def dropped(self, probability: float) -> "CodeVectors":
-        """Each code's whole vector zero with this probability, else divided by what is kept on average."""
-        # 0 or 1 / (1 - p)
-        kept = dropout(self.plain.new_ones(len(self.index)), probability, training=True)
-        scale, count = 1 / (1 - probability), len(self.plain)
-        plain = torch.cat([self.plain * scale, self.plain.new_zeros(1, self.plain.shape[1])])
-        index = torch.where(kept > 0, self.index + (self.index >= count), count)
-        cells = self.cells
-        if cells is not None:
-            cells = NumberCells(cells.coefficients, cells.tables * scale, cells.kind)
-        return CodeVectors(plain, index, cells)
 
 
 def blocks_of(kinds: Tensor, n_kinds: int) -> tuple[Tensor, Tensor, int]:

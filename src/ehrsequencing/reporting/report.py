@@ -300,6 +300,7 @@ def _details(m: Shared, scores: Scores, shown: Mapping[Any, str]) -> dict[str, o
         "accuracy": scores.blocks("accuracy"),
         "calibrations": by_cause(panels.calibrations(m, scores, shown)),
         "calibration": scores.blocks("calibration"),
+        "ratios": tables.ratios(m),
         "decisions": by_cause(panels.decisions(m, scores.models, shown)),
         "subgroups": tables.subgroups(m, shown),
         "repeated": tables.repeated(m),

@@ -95,6 +95,19 @@ def subgroup_rows(m: Shared) -> list[PlaceRow]:
     return [row for row in m["subgroups"] if (row["cause"], row["horizon_days"]) == place]
 
 
+def ratios(m: Shared) -> dict[str, Any] | None:
+    """O/E by part of the future (columns) and tenth of risk (rows); None where no cell may be told."""
+    rows = m.get("ratios", [])
+    if all(row["oe"] is None for row in rows):
+        return None
+    cells = dict[int, list[str]]()
+    for row in rows:
+        cells.setdefault(row["tenth"], []).append("–" if row["oe"] is None else f"{row['oe']:.2f}")
+    spans = dict.fromkeys((row["from_days"], row["until_days"]) for row in rows)
+    columns = [f"{duration(begin)} to {duration(end)}" for begin, end in spans]
+    return {"columns": columns, "rows": sorted(cells.items())}
+
+
 def weightings(table: Scores) -> dict[str, Any] | None:
     """Every model's numbers at the main place with weights by the history and without; None where there are none."""
     place = (table.main()[0], table.m["causes"][0], table.main()[1])

@@ -110,6 +110,7 @@ def redact(result: Exact | Shared, *, decimals: bool = True) -> Shareable[Shared
             }
             for row in exact["incidence"]
         ],
+        "ratios": [_ratio(row) for row in whole.get("ratios", ())],
         "trajectories": [],
         "inputs": inputs,
         "checks": _counted({name: exact["checks"].get(name) for name in CHECKS}),
@@ -337,6 +338,14 @@ def _risk_group(group: Row) -> dict[str, Any]:
         "n": _counts(group["n"]),
         "at_risk": _counts(group["at_risk"]),
     }
+
+
+def _ratio(row: Row) -> dict[str, Any]:
+    """O/E of a part of time and of people by the events that are shown, where 11 people had one and 11 had not."""
+    oe, events = None, row["events"]
+    if row["oe"] is not None and enough_people(events, row["n"]):
+        oe = row["oe"] * nearest(events) / events
+    return {**_counted(row), "oe": oe}
 
 
 def _smooth(row: PlaceRow) -> dict[str, Any]:

@@ -118,6 +118,8 @@ class Result(TypedDict, Generic[N]):
     smooth_calibration: list[PlaceRow]
     decision: list[PlaceRow]
     incidence: list[PlaceRow]
+    # since 3.0: O/E by part of the future and tenth of risk
+    ratios: NotRequired[list[dict[str, Any]]]
     trajectories: list[Trajectory]
     checks: dict[str, Any]  # what a reviewer asks, as far as it is known
     tripod: dict[str, str]

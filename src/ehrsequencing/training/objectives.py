@@ -1,7 +1,7 @@
 """What a training of hazards learns, the likelihood of prediction times or a loss of one's own, and when it stops."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import torch
@@ -17,7 +17,7 @@ from ehrsequencing.core.signals import Stop
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.hazards import expected_nll, horizon_nll
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
-from ehrsequencing.models.segments import to_device
+from ehrsequencing.models.segments import batch_to_device, to_device
 from ehrsequencing.training.processes import ALONE, Processes
 
 LossFunction = Callable[[Any, VisitBatch], Tensor]
@@ -226,15 +226,7 @@ def mask_codes(batch: VisitBatch, number: Tensor, among: Tensor, *, most: int) -
     taken = torch.full_like(code, -2)
     taken[row] = code[row]
     left = number != taken[batch.visit_of_code]
-    count = torch.zeros_like(code).index_add_(0, batch.visit_of_code, left.long())
-    seen = replace(
-        batch,
-        codes=batch.codes[left],
-        visit_offsets=F.pad(count.cumsum(0), (1, 0)),
-        values=None if batch.values is None else batch.values[left],
-        code_types=None if batch.code_types is None else batch.code_types[left],
-    )
-    return Masked(seen, row, code[row])
+    return Masked(batch.with_codes(left), row, code[row])
 
 
 def take_codes(batch: VisitBatch) -> tuple[VisitBatch, Tensor] | None:
@@ -293,11 +285,7 @@ class MaskedCodes(nn.Module):
         taken, device = take_codes(batch.host), batch.codes.device
         if taken is None:
             return batch.age_years.new_zeros(())
-        visits, targets = taken
-        visits = (visits.pin_memory() if device.type == "cuda" else visits).to(
-            device, non_blocking=True
-        )
-        targets = to_device(targets, device)
+        visits, targets = batch_to_device(taken[0], device), to_device(taken[1], device)
         u = model.visit_encoder(model.code_embedding(visits), visits)
         z, k = self.W_q(self.norm(u)), self.W_k(model.code_embedding.table(targets))
         with torch.autocast(z.device.type, enabled=False):
