@@ -68,6 +68,18 @@ def test_ratios_hold_each_event_in_its_part_of_time_and_tenth_of_risk() -> None:
         assert row["n"] == len(set((np.arange(n) // 2)[own & (rows.duration_days > begin)]))
 
 
+def test_what_no_resample_can_vary_has_no_interval() -> None:
+    """Fifteen people are flagged and all had the event: no certainty of a PPV of 1."""
+    scope = world(1, 300, resamples=60)
+    flagged = np.flatnonzero((scope.cause == 1) & (scope.duration_days <= HORIZONS[0]))[:15]
+    risk = np.full_like(scope.risk["right"], 0.1)
+    risk[flagged] = 0.9
+    (row, *_) = decision_rows(replace(scope, risk={"a": risk}), CAUSES, models=["a"], thresholds=[0.5])
+    assert (row["ppv"], row["ppv_low"], row["ppv_high"]) == ([1.0], [None], [None])
+    assert 0 < row["sensitivity_low"][0] < row["sensitivity"][0] < row["sensitivity_high"][0] < 1
+    assert 0 < row["flagged_low"][0] < row["flagged"][0] < row["flagged_high"][0] < 1
+
+
 def test_table_1_counts_people_with_several_indexes_once(tmp_path: Path) -> None:
     rows = hospital_rows()
     rows += [Row(row.subject, row.time + 300 * DAY_US, "INDEX") for row in rows if row.code == "INDEX" and row.time]

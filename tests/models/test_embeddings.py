@@ -47,7 +47,7 @@ def test_codes_are_dropped_one_by_one_with_what_belongs_to_them() -> None:
         values=torch.arange(2.0 * n).view(n, 2),
         code_types=torch.arange(n) % 7,
     )
-    seen = code_dropout(batch, 0.3, training=True)
+    seen = code_dropout(batch, 0.3)
     assert seen.values is not None
     assert seen.code_types is not None
     place = (seen.values[:, 0] / 2).long()  # of each code that is left
@@ -57,8 +57,7 @@ def test_codes_are_dropped_one_by_one_with_what_belongs_to_them() -> None:
     assert torch.equal(seen.code_types, place % 7)
     assert torch.equal(seen.visit_of_code, place // 10)
     assert abs(float((place % 50 == 3).sum()) / (n / 50) - 0.7) < 0.1  # of one code some go and some stay
-    assert code_dropout(batch, 0.3, training=False) is batch
-    assert code_dropout(batch, 0.0, training=True) is batch
+    assert code_dropout(batch, 0.0) is batch
 
 
 def test_age_polynomial_adds_a_cubic_to_the_bins() -> None:

@@ -194,3 +194,23 @@ def test_rare_outcomes_are_answered_together() -> None:
     assert all(number in line for number in ("50 events", "58", "0.616 (0.607 to 0.623)", "1.02 (0.95 to 1.08)"))
     page = render_outcomes(rare_outcomes(), title="t")
     assert f"N{lines[0][1:]}." in page
+
+
+def test_ratios_by_time_and_risk_are_shown_where_they_may_be_told() -> None:
+    """Of real people between two limits, of a simulation as they are; tenths and tables without any are left out."""
+    parts = [(0.0, 30.0), (30.0, 365.25)]
+    counts = {1: (3, 0), 2: (53, 9), 10: (60, 150)}
+    rows = [
+        {"from_days": begin, "until_days": end, "tenth": tenth, "n": 900, "events": had[place], "oe": 0.5}
+        for place, (begin, end) in enumerate(parts)
+        for tenth, had in counts.items()
+    ]
+    found = tables.ratios(redact({**recorded(), "ratios": rows}))
+    assert found == {
+        "columns": ["0 days to 30 days", "30 days to 1 year"],
+        "rows": [(2, ["0.50 to 0.54", "–"]), (10, ["0.48 to 0.52", "0.49 to 0.51"])],
+    }
+    simulated = {**recorded(), "data": {"simulated": True}, "ratios": rows}
+    assert [cells for _, cells in tables.ratios(redact(simulated))["rows"]] == [["0.50", "0.50"]] * 3
+    assert tables.ratios(redact({**recorded(), "ratios": rows[:1]})) is None
+    assert tables.ratios(redact(recorded())) is None

@@ -55,17 +55,18 @@ def test_rows_of_few_people_have_no_numbers_whatever_holds_them() -> None:
     assert redact_rows(found, is_simulated=True) == found
 
 
-def test_a_ratio_counts_the_events_that_are_shown() -> None:
+def test_a_ratio_is_told_between_those_of_the_counts_that_are_shown_alike() -> None:
     cell = {"from_days": 0.0, "until_days": 30.0, "oe": 1.2}
     counts = [(400, 53), (400, 10), (60, 52), (400, 0), (400, 11)]
     rows = [{**cell, "tenth": k, "n": n, "events": had} for k, (n, had) in enumerate(counts)]
-    found = [(row["n"], row["events"], row["oe"]) for row in redact({**recorded(), "ratios": rows})["ratios"]]
-    assert found == [
-        (400, 55, pytest.approx(1.2 * 55 / 53, abs=1e-3)),
-        (400, "<11", None),
-        (60, 50, None),
-        (400, 0, None),
-        (400, 15, pytest.approx(1.2 * 15 / 11, abs=1e-3)),
+    found = redact({**recorded(), "ratios": rows})["ratios"]
+    assert [row["oe"] for row in found] == [None] * 5
+    assert [(row["n"], row["events"], row.get("low"), row.get("high")) for row in found] == [
+        (400, 55, pytest.approx(1.2 * 53 / 53, abs=1e-3), pytest.approx(1.2 * 57 / 53, abs=1e-3)),
+        (400, "<11", None, None),
+        (60, 50, None, None),
+        (400, 0, None, None),
+        (400, 15, pytest.approx(1.2 * 11 / 11, abs=1e-3), pytest.approx(1.2 * 17 / 11, abs=1e-3)),
     ]
 
 

@@ -130,7 +130,9 @@ def decision_rows(
         # the share above by its logit, the others by percentiles (docs/metrics.md)
         share_above = replace(estimates["flagged"], on="logit")
         shares = [share_above, *(estimates[name] for name in OPERATING[1:])]
-        limits = [part for share in shares for part in (share.value, *share.interval)]
+        # where no resample differs (all of few people had the event) there is no interval, and no certainty
+        ends = [np.where(np.ptp(one.interval, axis=0) > 0, one.interval, np.nan) for one in shares]
+        limits = [part for one, end in zip(shares, ends, strict=True) for part in (one.value, *end)]
         for place, cell in cells(scope, causes):
             defined = bool(np.isfinite(low[place]).all())
             risk, (e, h) = scope.risk[model][:, *place], place

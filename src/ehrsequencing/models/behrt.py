@@ -155,7 +155,7 @@ class BEHRTForSurvival(SurvivalModel):
 
     def states(self, batch: VisitBatch) -> tuple[Tensor, Tensor]:
         """What stands beside the layers, with means of token embeddings, and means (N, d) of token states."""
-        seen = code_dropout(batch, self.config.code_dropout, training=self.training)
+        seen = code_dropout(batch, self.config.code_dropout) if self.training else batch
         tokens = Tokens.of_batch(seen)
         inputs, states = self.encoder(seen, tokens)
         x = self.aggregate_visits(inputs, tokens)

@@ -65,7 +65,7 @@ class HierarchicalBEHRTForSurvival(SurvivalModel):
 
     def _inputs(self, batch: VisitBatch) -> tuple[Tensor, Tensor]:
         """(N, d) what enters the timeline, and (N, width) h of the table branch; K codes, N visits, all packed."""
-        seen = code_dropout(batch, self.config.code_dropout, training=self.training)
+        seen = code_dropout(batch, self.config.code_dropout) if self.training else batch
         e = self.code_embedding(seen)  # (K, d)  module 1, as `CodeVectors`
         u = self.visit_encoder(e, seen)  # (N, d)  module 2: mean, attention …
         # (N, width)  the visit's numbers side by side; (N, 0) without the table branch

@@ -61,12 +61,12 @@ def dropout(x: Tensor, probability: float, *, training: bool) -> Tensor:
     return x * (keep.to(x.dtype) * (2**16 / (2**16 - dropped)))
 
 
-def code_dropout(batch: VisitBatch, probability: float, *, training: bool) -> VisitBatch:
-    """In training the batch without each of its codes with this probability, as if nobody had recorded it.
+def code_dropout(batch: VisitBatch, probability: float) -> VisitBatch:
+    """The batch without each of its codes with this probability, as if nobody had recorded it.
 
     Codes leave before anything is computed of them, as a code does that an explanation strikes. Static codes stay.
     """
-    if not training or not probability:
+    if not probability:
         return batch
     host = batch.host
     kept = dropout(torch.ones(host.n_codes), probability, training=True) > 0

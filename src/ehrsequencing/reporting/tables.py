@@ -97,15 +97,18 @@ def subgroup_rows(m: Shared) -> list[PlaceRow]:
 
 def ratios(m: Shared) -> dict[str, Any] | None:
     """O/E by part of the future (columns) and tenth of risk (rows); None where no cell may be told."""
-    rows = m.get("ratios", [])
-    if all(row["oe"] is None for row in rows):
-        return None
-    cells = dict[int, list[str]]()
+    cells, rows = dict[int, list[str]](), m.get("ratios", [])
     for row in rows:
-        cells.setdefault(row["tenth"], []).append("–" if row["oe"] is None else f"{row['oe']:.2f}")
+        text = "–" if row["oe"] is None else f"{row['oe']:.2f}"
+        if "low" in row:
+            text = f"{row['low']:.2f} to {row['high']:.2f}"
+        cells.setdefault(row["tenth"], []).append(text)
+    told = {tenth: texts for tenth, texts in cells.items() if set(texts) != {"–"}}
+    if not told:
+        return None
     spans = dict.fromkeys((row["from_days"], row["until_days"]) for row in rows)
     columns = [f"{duration(begin)} to {duration(end)}" for begin, end in spans]
-    return {"columns": columns, "rows": sorted(cells.items())}
+    return {"columns": columns, "rows": sorted(told.items())}
 
 
 def weightings(table: Scores) -> dict[str, Any] | None:

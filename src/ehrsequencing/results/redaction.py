@@ -17,6 +17,7 @@ from ehrsequencing.core.disclosure import (
     rounded,
     shareable_count,
     shareable_rate,
+    stands_for,
 )
 from ehrsequencing.core.files import Shareable
 from ehrsequencing.records.account import TrainingPeople
@@ -341,11 +342,12 @@ def _risk_group(group: Row) -> dict[str, Any]:
 
 
 def _ratio(row: Row) -> dict[str, Any]:
-    """O/E of a part of time and of people by the events that are shown, where 11 people had one and 11 had not."""
-    oe, events = None, row["events"]
-    if row["oe"] is not None and enough_people(events, row["n"]):
-        oe = row["oe"] * nearest(events) / events
-    return {**_counted(row), "oe": oe}
+    """O/E of a part of time and of people between those of the least and of the largest count that are shown alike."""
+    oe, events = row["oe"], row["events"]
+    if oe is None or not enough_people(events, row["n"]):
+        return {**_counted(row), "oe": None}
+    low, high = (oe * count / events for count in stands_for(events))
+    return {**_counted(row), "oe": None, "low": low, "high": high}
 
 
 def _smooth(row: PlaceRow) -> dict[str, Any]:
