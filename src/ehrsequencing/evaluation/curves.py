@@ -192,7 +192,7 @@ def ratio_rows(
             {
                 "from_days": float(begins_days[t]),
                 "until_days": float(ends_days[t]),
-                "tenth": number + 1,
+                "tenth": number + 1.0,  # no integer, which would be a count
                 "n": people(rows.subject, inside & (rows.duration_days > begins_days[t])),
                 "events": people(rows.subject, had),
                 "oe": results.number(divide(had.sum(), expected[inside, t].sum())),

@@ -97,13 +97,13 @@ def subgroup_rows(m: Shared) -> list[PlaceRow]:
 
 def ratios(m: Shared) -> dict[str, Any] | None:
     """O/E by part of the future (columns) and tenth of risk (rows); None where no cell may be told."""
-    cells, rows = dict[int, list[str]](), m.get("ratios", [])
+    cells, rows = dict[float, list[str]](), m.get("ratios", [])
     for row in rows:
         text = "–" if row["oe"] is None else f"{row['oe']:.2f}"
         if "low" in row:
             text = f"{row['low']:.2f} to {row['high']:.2f}"
         cells.setdefault(row["tenth"], []).append(text)
-    told = {tenth: texts for tenth, texts in cells.items() if set(texts) != {"–"}}
+    told = {round(tenth): texts for tenth, texts in cells.items() if set(texts) != {"–"}}
     if not told:
         return None
     spans = dict.fromkeys((row["from_days"], row["until_days"]) for row in rows)
