@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from ehrsequencing.config import load_study
+from ehrsequencing.core.disclosure import enough_people
 from ehrsequencing.evaluation.comparison import Comparison, draw_subjects, main_place
 from ehrsequencing.evaluation.context import Context, input_rates
 from ehrsequencing.evaluation.curves import cells, decision_rows, incidence_rows, ratio_rows, smooth_rows
@@ -66,6 +67,11 @@ def test_ratios_hold_each_event_in_its_part_of_time_and_tenth_of_risk() -> None:
         assert row["oe"] == pytest.approx(1 if end == 100 else 2, rel=0.25)
         assert row["events"] == len(set((np.arange(n) // 2)[had]))
         assert row["n"] == len(set((np.arange(n) // 2)[own & (rows.duration_days > begin)]))
+    first = {"duration_days": rows.duration_days[:500], "cause": rows.cause[:500]}
+    some = one_row_each(500, row_offsets=np.arange(0, 501, 2), **first)
+    few = ratio_rows(risk[:500], knots, some, ends_days=knots[1:], start_days=0.0)
+    told = [(row["oe"] is not None, enough_people(row["events"], row["n"])) for row in few]
+    assert set(told) == {(True, True), (False, False)}
 
 
 def test_what_no_resample_can_vary_has_no_interval() -> None:

@@ -58,7 +58,7 @@ def test_rows_of_few_people_have_no_numbers_whatever_holds_them() -> None:
 def test_a_ratio_is_told_between_those_of_the_counts_that_are_shown_alike() -> None:
     cell = {"from_days": 0.0, "until_days": 30.0, "oe": 1.2}
     counts = [(400, 53), (400, 10), (60, 52), (400, 0), (400, 11)]
-    rows = [{**cell, "tenth": k, "n": n, "events": had} for k, (n, had) in enumerate(counts)]
+    rows = [{**cell, "tenth": float(k), "n": n, "events": had} for k, (n, had) in enumerate(counts)]
     found = redact({**recorded(), "ratios": rows})["ratios"]
     assert [row["oe"] for row in found] == [None] * 5
     assert [(row["n"], row["events"], row.get("low"), row.get("high")) for row in found] == [

@@ -162,7 +162,8 @@ def ratio_rows(
 ) -> list[dict[str, Any]]:
     """Content of `ratios`: events of the first cause over those that the hazards expect, by time and by tenth of risk.
 
-    Expected are they under observation (`expected_events`), so that each cell is near 1 if the hazards are right.
+    Expected are they under observation (`expected_events`), so that each cell is near 1 if the hazards are right;
+    a cell has 11 people with the event and 11 without it.
 
     Args:
         risk: (R, E, K) cumulative incidence by each knot.
@@ -188,14 +189,17 @@ def ratio_rows(
     for t, number in itertools.product(range(len(ends_days)), np.unique(tenth).tolist()):
         inside = tenth == number
         had = inside & (rows.cause == 1) & (part == t)
+        n = people(rows.subject, inside & (rows.duration_days > begins_days[t]))
+        events = people(rows.subject, had)
+        ratio = results.number(divide(had.sum(), expected[inside, t].sum()))
         out.append(
             {
                 "from_days": float(begins_days[t]),
                 "until_days": float(ends_days[t]),
                 "tenth": number + 1.0,  # no integer, which would be a count
-                "n": people(rows.subject, inside & (rows.duration_days > begins_days[t])),
-                "events": people(rows.subject, had),
-                "oe": results.number(divide(had.sum(), expected[inside, t].sum())),
+                "n": n,
+                "events": events,
+                "oe": ratio if enough_people(events, n) else None,
             }
         )
     return out

@@ -343,10 +343,9 @@ def _risk_group(group: Row) -> dict[str, Any]:
 
 def _ratio(row: Row) -> dict[str, Any]:
     """O/E of a part of time and of people between those of the least and of the largest count that are shown alike."""
-    oe, events = row["oe"], row["events"]
-    if oe is None or not enough_people(events, row["n"]):
+    if row["oe"] is None or not enough_people(row["events"], row["n"]):
         return {**_counted(row), "oe": None}
-    low, high = (oe * count / events for count in stands_for(events))
+    low, high = (row["oe"] * count / row["events"] for count in stands_for(row["events"]))
     return {**_counted(row), "oe": None, "low": low, "high": high}
 
 
