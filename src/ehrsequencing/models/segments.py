@@ -32,7 +32,7 @@ def to_device(x: Tensor, device: torch.device) -> Tensor:
 
 
 def batch_to_device(batch: VisitBatch, device: torch.device) -> VisitBatch:
-    """The same of a batch that was made on the CPU."""
+    """Copy a batch that was made on the CPU to a device without waiting for it; the batch itself on the CPU."""
     if device.type == "cuda":
         batch = batch.pin_memory()
     return batch.to(device, non_blocking=True)
